@@ -6,9 +6,8 @@ taken in turns; retrieval is included in each:
 - memory: a session chooses the passages, leases them from a tier and reads the question;
 - text: the same search, then the stock model reads the same tokens as a prompt.
 
-Also: how fast the document was ingested, compared with the stock model's prefill of it; and, with a
-model from a directory or package, the first answer of a new process whose memory file the page
-cache has dropped.
+Also, with a model from a directory or package: the first answer of a new process whose memory file
+the page cache has dropped.
 
     python -m benchmarks.first_token --model smollm2 --text books-test.jsonl.zst
     python -m benchmarks.first_token --shape 8B --device cuda --passages 8 64 256
@@ -33,8 +32,7 @@ from benchmarks.common.results import write
 from benchmarks.common.stock import Stock
 from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
-from benchmarks.real.passage_model import passage_model
-from benchmarks.real.prompting import DTYPES
+from benchmarks.real.passage_model import DTYPES, passage_model
 from memstore import MemoryStore
 from memstore.block import BlockKey
 from memstore.hf.passage_adapter import HuggingFacePassageModel
@@ -172,18 +170,10 @@ def opened(
 def measure(
     reader: HuggingFacePassageModel, store: MemoryStore, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Seconds to the first token by way and number of passages, and tokens a second of ingest."""
+    """Seconds to the first token by way and number of passages."""
     text, question = text_of(reader, options)
-    found: dict[str, Any] = {}
     if not store.ready():
-        stock = Stock(reader.model, 512 if reader.device.type == "cpu" else 4096)
-        ids = reader.tokenizer.encode(text)
-        reader.ingest(text[: len(text) // 16], store, name="warm up", keep="kv")
-        stock.read(ids[:256])
-        some = ids[: 1 << 14]
-        prefill, _ = timed(lambda: stock.read(some))
-        ingest, document = timed(lambda: reader.ingest(text, store, name="book", keep="kv"))
-        found |= {"ingest": document.tokens / ingest, "prefill": len(some) / prefill}
+        reader.ingest(text, store, name="book", keep="kv")
     ways: dict[str, Callable[[int], float]] = {}
     tokens = {}
     for count in options.passages:
@@ -200,7 +190,7 @@ def measure(
             ways[f"host tier, {count}"] = seconds(asked.from_memory, asked.leave_device)
     for way in ways.values():
         way(0)  # warm up
-    return found | {"tokens": tokens, "seconds": interleaved(ways, options.repeats)}
+    return {"tokens": tokens, "seconds": interleaved(ways, options.repeats)}
 
 
 def seconds(
@@ -252,30 +242,10 @@ def report(found: dict[str, Any]) -> str:
         lines.append(line)
     head = ["passages", "tokens", "text, ms"]
     parts = [table(head + [f"{t}{x}" for t in tiers for x in (", ms", " / text")], lines)]
-    for tier in tiers:
-        least = faster_from(found, tier)
-        parts.append(f"{tier}: faster than text from {least} tokens" if least else f"{tier}: never")
-    if "ingest" in found:
-        ratio = found["ingest"] / found["prefill"]
-        parts.append(
-            f"ingest: {found['ingest']:,.0f} tokens/s, {ratio:.2f} of the stock model's prefill"
-        )
     if "new_process" in found:
         fresh = 1000 * statistics.median(found["new_process"])
         parts.append(f"new process, {COLD} passages, page cache cold: {fresh:.0f} ms")
     return "\n\n".join(parts)
-
-
-def faster_from(found: dict[str, Any], tier: str) -> int | None:
-    """From how many tokens on, of those measured, the memory is faster than text."""
-    least = None
-    for count, tokens in reversed(found["tokens"].items()):
-        taken = (found["seconds"][f"{way}, {count}"] for way in (tier, "text"))
-        memory, text = map(statistics.median, taken)
-        if memory >= text:
-            break
-        least = int(tokens)
-    return least
 
 
 def draw(found: dict[str, Any], path: Path) -> None:

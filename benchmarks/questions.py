@@ -6,7 +6,7 @@ the same weights, greedily.
 
 ways: "memory" is what `memstore ask` does; "text" reads the memory's passages in the prompt;
 "bm25", "minilm" and "fused" choose the best of the same passages otherwise and read them as text;
-"gold" reads the passage that is known to be right. "-stock" reads without the reading adapter.
+"gold" reads the passage that is known to be right.
 """
 
 import json
@@ -16,50 +16,38 @@ import string
 import tempfile
 import time
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import memstore
 from benchmarks.common import options, results
 from benchmarks.common.intervals import clustered_interval
-from benchmarks.real.baselines import Chooser, Fused, Sentences, Words, minilm
+from benchmarks.real.baselines import Chooser, chooser
 from benchmarks.real.blocks import Blocks, Span
 from benchmarks.real.plan import Question
+from benchmarks.real.text_reader import TextReader
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.reading_adapter import UNKNOWN
 from memstore.memory import Memory
 from memstore.model.lookup_settings import CAUTION
 from memstore.model.passages.adaptation import Evidence
-from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.training.reading_questions import read_questions
 
 TOKENS = 24  # of an answer, at most
 LEFT_OUT = 0.3  # of the contexts
 SETS = {
     "newwiki": ("squadshifts_newwiki", "en"),
-    "fairytale": ("fairytaleqa", "en"),
     "piaf": ("piaf", "fr"),
     "2wiki": ("2wiki_sample", "en"),
 }
-WAYS = (
-    "memory",
-    "text",
-    "bm25",
-    "minilm",
-    "fused",
-    "gold",
-    "bm25-stock",
-    "fused-stock",
-    "gold-stock",
-)
+WAYS = ("memory", "text", "bm25", "minilm", "fused", "gold")
 _ALL = "memory"  # all passages are blocks of one document for the choosers
 _CURVE = ("right", "refused", "unanswerable refused")
 _ARTICLES = re.compile(r"\b(a|an|the|der|die|das|le|la|les|l|un|une)\b")
@@ -106,17 +94,6 @@ def plain(text: str) -> str:
 def is_right(said: str, asked: Asked) -> bool:
     words = f" {plain(said)} "
     return any(all(f" {plain(part)} " in words for part in some) for some in asked.accepted)
-
-
-def f1(said: str, asked: Asked) -> float:
-    """Of tokens, against the nearest of the accepted answers."""
-    best, mine = 0.0, plain(said).split()
-    for some in asked.accepted:
-        theirs = plain(" ".join(some)).split()
-        common = sum((Counter(mine) & Counter(theirs)).values())
-        if common:
-            best = max(best, 2 * common / (len(mine) + len(theirs)))
-    return best
 
 
 def planned(name: str, path: Path, count: int, seed: int) -> tuple[dict[str, str], list[Asked]]:
@@ -167,8 +144,7 @@ class Passages:
         ends = list(accumulate(map(len, self.texts), initial=0))
         spans = [Span(*pair) for pair in pairwise(ends)]
         self._blocks = Blocks(lambda text: spans, {_ALL: "".join(self.texts)})
-        self._work = work
-        self._choosers: dict[str, Chooser] = {}
+        self._chooser: Any = cache(lambda way: chooser(way, self._blocks, work))
 
     def right(self, asked: Asked) -> list[int]:
         """The passages that hold an answer, of the documents that are known to."""
@@ -196,63 +172,9 @@ class Passages:
 
     def ranked(self, way: str, question: str) -> list[int]:
         """All passages, best first by bm25, minilm or fused."""
-        asked = Question("", "", 0, (_ALL,), question, "", (), "any")
-        return np.argsort(-self._chooser(way).scores(asked), kind="stable").tolist()
-
-    def _chooser(self, way: str) -> Chooser:
-        if way not in self._choosers:
-            if way == "fused":
-                made: Chooser = Fused([self._chooser(one) for one in ("bm25", "minilm")])
-            elif way == "bm25":
-                made = Words(self._blocks)
-            else:
-                made = Sentences(self._blocks, minilm(self._work))
-            self._choosers[way] = made
-        return self._choosers[way]
-
-
-class TextReader:
-    """Reads passages as text in the prompt, and answers with the weights and the rule for refusals
-    that a session uses.
-    """
-
-    def __init__(self, reader: HuggingFacePassageModel, adapt: bool) -> None:
-        self.reader, self.adapt = reader, adapt and reader.adapted_turns
-
-    @torch.no_grad()
-    def answer(
-        self, passages: Sequence[Sequence[int]], question: str, known: Evidence | None
-    ) -> tuple[str, float, float]:
-        """The answer, the probability that what was read does not answer, and the seconds to the
-        first token. known: how well the memory's passages suit the question, by which its session
-        judges, too.
-        """
-        began = time.perf_counter()
-        reader = self.reader
-        prefix = read_prefix(reader, self.adapt)
-        attention = RepositionedAttention(reader, prefix, adapt=self.adapt)
-        turn, _ = reader.turn_ids(question, first=True)
-        ids = [token for one in passages for token in one]
-        ids += [*reader.separator_ids, *turn] if ids else turn
-        states = reader.hidden(torch.tensor([ids]), attention.attend, adapt=self.adapt)
-        said: list[int] = []
-        doubt = first = 0.0
-        for _ in range(TOKENS):
-            logits = reader.logits(states[0, -1], quantized=True).clone()
-            if self.adapt and reader.refusal is not None and not said:
-                doubt = float(logits.float().softmax(-1)[reader.refusal.token])
-                if known is not None:
-                    doubt = reader.refusal.probability(replace(known, unknown=doubt))
-                logits[reader.refusal.token] = -torch.inf
-            token = int(logits.argmax())
-            first = first or time.perf_counter() - began
-            if reader.ends_turn(token):
-                break
-            said.append(token)
-            states = reader.hidden(
-                torch.tensor([[token]]), attention.attend, quantized=True, adapt=self.adapt
-            )
-        return reader.tokenizer.decode(said).strip(), doubt, first
+        asked = Question("", "", 0, (_ALL,), question, "", (), "all")
+        made: Chooser = self._chooser(way)
+        return np.argsort(-made.scores(asked), kind="stable").tolist()
 
 
 def ask_memory(memory: Memory, passages: Passages, asked: Asked, k: int | None) -> Said:
@@ -305,7 +227,7 @@ def ask_text(
     chosen = sorted(order[:k])
     searched = time.perf_counter() - began
     ids = [passages.ids[at] for at in chosen]
-    said, doubt, first = reader.answer(ids, asked.question, known)
+    said, doubt, first = reader.answer(ids, asked.question, TOKENS, known)
     seconds = time.perf_counter() - began
     found = rank(order[:16], set(passages.right(asked)))
     return Said(said, doubt, searched + first, seconds, found, tuple(chosen))
@@ -330,8 +252,6 @@ def summary(asked: Sequence[Asked], said: Sequence[Said], above: float) -> dict[
         "right": mean(right),
         "interval": [low, high],
         "wrong": mean([not s.refused(above) for _, s in answerable]) - mean(right),
-        "f1": mean([f1(s.text, a) * (not s.refused(above)) for a, s in answerable]),
-        "words": mean([len(s.text.split()) for _, s in answerable]),
         "refused": mean([s.refused(above) for _, s in answerable]),
         "unanswerable refused": mean([s.refused(above) for s in others]),
         "found 1": mean([s.found is not None and s.found < 1 for _, s in answerable]),
@@ -360,23 +280,22 @@ def asked_by_all(
     if refusal is not None and set(given.ways) - {"memory"}:
         known = {one.question: judged(reader, memory, one.question) for one in asked}
     for way in given.ways:
-        kind, _, stock = way.partition("-")
-        some = [one for one in asked if one.accepted] if kind == "gold" else asked
-        if kind == "memory":
+        some = [one for one in asked if one.accepted] if way == "gold" else asked
+        if way == "memory":
             said = [ask_memory(memory, passages, one, given.top_k) for one in some]
             read = {one.question: what.read for one, what in zip(some, said)}
         else:
-            prompted = TextReader(reader, adapt=not stock)
+            prompted = TextReader(reader)
             said = []
             for one in some:
                 order: Sequence[int] = ()
-                if kind == "text":  # what the memory read
+                if way == "text":  # what the memory read
                     order = read[one.question]
-                elif kind == "gold":
+                elif way == "gold":
                     order = passages.gold(one)
-                most = 64 if kind == "text" else given.k
+                most = 64 if way == "text" else given.k
                 seen = known.get(one.question)
-                said.append(ask_text(kind, prompted, passages, one, order, most, seen))
+                said.append(ask_text(way, prompted, passages, one, order, most, seen))
         found[way] = summary(some, said, above)
         told[way] = marks(some, said, above)
         if way != "memory" and "memory" in told:
@@ -394,24 +313,17 @@ def asked_by_all(
 
 
 def found_by_all(
-    memory: Memory, passages: Passages, asked: Sequence[Asked], word_weights: Sequence[float]
+    memory: Memory, passages: Passages, asked: Sequence[Asked]
 ) -> dict[str, dict[str, Any]]:
     """How often each way of choosing has a right passage among its best 1, 4 and 8, of the
-    questions whose answer stands in a passage verbatim. word_weights: of the memory's selector,
-    tried besides its own.
+    questions whose answer is in a passage verbatim.
     """
-    assert isinstance(memory.reader, HuggingFacePassageModel)
-    selector = memory.reader.selector
-    own = selector.word_weight
     some = [(one, set(right)) for one in asked if (right := passages.right(one))]
     groups = [one.group for one, _ in some]
     ranks: dict[str, list[int | None]] = {}
     for way in ("bm25", "minilm", "fused"):
         ranks[way] = [rank(passages.ranked(way, one.question)[:16], right) for one, right in some]
-    for weight in (*word_weights, own):
-        selector.word_weight = weight
-        way = "memory" if weight == own else f"memory, words {weight}"
-        ranks[way] = [rank(passages.found(memory, one), right) for one, right in some]
+    ranks["memory"] = [rank(passages.found(memory, one), right) for one, right in some]
     found: dict[str, dict[str, Any]] = {}
     for way, theirs in ranks.items():
         found[way] = {"questions": len(some)}
@@ -436,7 +348,6 @@ def main() -> None:
     about = "passages that it reads, in deviations below the best; 1e9: all of --top-k"
     parser.add_argument("--score-range", type=float, help=about)
     parser.add_argument("--only-search", action="store_true", help="find passages, answer nothing")
-    parser.add_argument("--word-weights", type=float, nargs="+", default=[], help="to try")
     options.add(parser, "--model", "smollm2")
     given = parser.parse_args()
     options.prepare(given.threads)
@@ -456,7 +367,7 @@ def main() -> None:
         sizes = f"{len(memory.documents())} documents, {len(passages.texts)} passages"
         print(f"{sizes}, {len(asked)} questions")
         if given.only_search:
-            found |= found_by_all(memory, passages, asked, given.word_weights)
+            found |= found_by_all(memory, passages, asked)
         else:
             found |= asked_by_all(given, memory, passages, asked)
     results.write(given, {"set": given.set, "ways": found})

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.baselines.config import MemoryConfig
 from benchmarks.baselines.transformer import BaselineTransformer
+from memstore import LandmarkModel
 from memstore.closing import Closing
 from memstore.decode import from_json
 from memstore.disk.files import replacement
@@ -52,11 +52,8 @@ class BaselineModel:
         """
         return Reading(self, cache)
 
-    def score(self, session: "Reading", ids: Sequence[int]) -> np.ndarray:
-        """Log probabilities [n - 1] of ids[1:], each after what stands before it in the session."""
-        logits = session.logits(session.feed(list(ids[:-1]))).log_softmax(-1)
-        following = torch.tensor(ids[1:], device=logits.device)
-        return logits.gather(-1, following[:, None])[:, 0].double().cpu().numpy()
+
+AnyModel = LandmarkModel | BaselineModel
 
 
 class Reading(Closing):
@@ -100,9 +97,7 @@ def save_baseline(
 
 
 def load_baseline(directory: Path | str, *, dtype: torch.dtype = torch.float32) -> BaselineModel:
-    """The model of a directory that `benchmarks.baselines.train` wrote. Raises InvalidWeights,
-    InvalidConfig.
-    """
+    """The model of a directory that `save_baseline` wrote. Raises InvalidWeights, InvalidConfig."""
     directory = Path(directory)
     memory = memory_of(directory)
     if memory is None:

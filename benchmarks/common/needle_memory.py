@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.baselines.reading import BaselineModel
+from benchmarks.baselines.reading import AnyModel, BaselineModel, Reading
 from benchmarks.common.needle_writer import PAPER_KEYS, Writer, needles
 from benchmarks.common.needles import Plan, Question, filler_sizes
 from benchmarks.common.options import named_model, prepare
-from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_session
 from benchmarks.common.text import Books
-from memstore import MemoryStore
-from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore import LandmarkModel, MemoryStore
 from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import StepReads
 from memstore.training import facts as language
 
 _ENDS = ".,;:!?\n"  # what may follow a value
+_TEXTS = "texts.npz"  # of a directory: ids of documents, by name
 
 
 def build_settings(
@@ -88,14 +87,14 @@ def _keeping(model: AnyModel, directory: Path) -> Iterator[Callable[[str, str], 
     file of texts for a model that stores no documents.
     """
     if isinstance(model, BaselineModel):
-        texts, tokenizer = Texts(directory), model.tokenizer
+        texts, tokenizer = dict[str, Any](), model.tokenizer
 
         def note(name: str, text: str) -> int:
-            texts.ids[name] = np.array(tokenizer.encode(text))
-            return len(texts.ids[name])
+            texts[name] = np.array(tokenizer.encode(text))
+            return len(texts[name])
 
         yield note
-        texts.save()
+        np.savez(directory / _TEXTS, **texts)
         return
     began = time.perf_counter()
     with MemoryStore.create(directory / "memory", model.signature) as store:
@@ -119,7 +118,7 @@ class Reply:
 
 
 def reply(
-    model: LandmarkModel | BaselineModel, session: AnySession, question: Question, *, generate: bool
+    model: AnyModel, session: LandmarkSession | Reading, question: Question, *, generate: bool
 ) -> Reply:
     """Ask in a fresh session.
 
@@ -203,7 +202,7 @@ def ask_streamed(
 
     attended: tokens that a token attends to, the mean over layers; state_bytes: what was kept.
     """
-    plan, texts = Plan.load(directory), Texts(directory)
+    plan, texts = Plan.load(directory), np.load(directory / _TEXTS)
     assert plan is not None
     replies: list[tuple[Question, Reply]] = []
     attended, size, began = 0.0, 0, time.perf_counter()
@@ -213,7 +212,7 @@ def ask_streamed(
             return None
         with model.session() as reading:
             for name in documents:
-                reading.feed(texts.ids[name].tolist())
+                reading.feed(texts[name].tolist())
             size = max(size, reading.past.bytes)
             replies.append((question, reply(model, reading, question, generate=False)))
             attended = reading.past.attended.per_token
@@ -240,6 +239,17 @@ def judged(replies: list[tuple[Question, Reply]], began: float) -> dict[str, Any
         "seconds": round(time.perf_counter() - began, 2),
         "wrong": [{"prompt": q.prompt, "value": q.value, "got": r.text} for q, r in wrong[:40]],
     }
+
+
+@contextmanager
+def fresh_session(model: AnyModel) -> Iterator[LandmarkSession | Reading]:
+    """A session before any text."""
+    if isinstance(model, BaselineModel):
+        with model.session() as reading:
+            yield reading
+    else:
+        with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:
+            yield session
 
 
 def streamed(

@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.baselines.reading import MEMORY, load_baseline
-from benchmarks.common.sessions import AnyModel
-from benchmarks.common.tables import tokens_number
+from benchmarks.baselines.reading import MEMORY, AnyModel, load_baseline
 from memstore import LandmarkModel, load_model
 
 
@@ -62,24 +60,8 @@ def load(options: argparse.Namespace) -> LandmarkModel:
     return load_model(options.model)
 
 
-def load_any(options: argparse.Namespace) -> AnyModel:
-    """The model under test, of whichever memory."""
-    prepare(options.threads)
-    return named_model(options.model)
-
-
 def named_model(name: str | None) -> AnyModel:
-    """The model that ships (None), a directory that `memstore train` wrote, or a model of another
-    memory (`benchmarks.baselines.train`).
-    """
+    """The model that ships (None), one that `memstore train` wrote, or one of another memory."""
     if name and (Path(name) / MEMORY).is_file():
         return load_baseline(name)
     return load_model(name)
-
-
-def add_memory_tokens(options: argparse.ArgumentParser, repeats: int) -> None:
-    """--memory-tokens and --repeats, of the benchmarks that time one long memory."""
-    options.add_argument(
-        "--memory-tokens", type=tokens_number, default="128K", help="e.g. 32K or 1M"
-    )
-    options.add_argument("--repeats", type=int, default=repeats)

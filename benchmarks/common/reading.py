@@ -6,13 +6,11 @@ from random import Random
 import numpy as np
 
 from benchmarks.common.text import Books
-from memstore import MemoryStore
+from memstore import LandmarkModel, MemoryStore
 from memstore.closing import Closing
-from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.landmark.landmark_session import LandmarkSession
 
 TARGETS = 256  # tokens
-LONGEST_CHUNK = 256  # blocks
 
 
 @dataclass(frozen=True)
@@ -45,23 +43,6 @@ def segments(books: Books, count: int, longest: int, seed: int) -> list[Segment]
         )
         for book, at in chosen
     ]
-
-
-def score_whole(model: LandmarkModel, before: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
-    """Log probabilities [n - 1] of targets[1:], text and targets being one chunk at its true
-    positions, without memory (arXiv 2305.16300, figure 6); None for more than a chunk can hold.
-    """
-    size, most = model.shape.block_size, model.lookup.chunk_blocks
-    blocks = -(-(len(before) + len(targets)) // size)
-    if blocks > LONGEST_CHUNK:
-        return None
-    with (
-        MemoryStore.in_memory(model.signature) as store,
-        model.session(store, [], chunk_blocks=blocks) as session,
-    ):
-        for at in range(0, len(before), size * most):  # bounds the scores that are held at once
-            session.feed(before[at : at + size * most].tolist())
-        return model.score(session, targets.tolist())
 
 
 class Reading(Closing):

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.baselines.reading import BaselineModel
-from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore import LandmarkModel
 
 
 def machine() -> dict[str, Any]:
@@ -54,16 +53,10 @@ def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
 
 
 def write_results(
-    options: argparse.Namespace, model: LandmarkModel | BaselineModel, results: dict[str, Any]
+    options: argparse.Namespace, model: LandmarkModel, results: dict[str, Any]
 ) -> None:
-    """`write`, with the hash of the model's weights, and of another memory than landmarks what it
-    is.
-    """
-    if isinstance(model, BaselineModel):
-        memory = model.transformer.memory_config.to_dict()
-        write(options, {"weights": model.weights, "memory": memory, **results})
-    else:
-        write(options, {"weights": model.signature.weights, **results})
+    """`write`, with the hash of the model's weights."""
+    write(options, {"weights": model.signature.weights, **results})
 
 
 def write_part(options: argparse.Namespace, part: str, found: Any) -> None:

@@ -15,6 +15,20 @@ import numpy as np
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import is_held_out, read_documents
 
+CHARACTERS = 4.4  # of a token, about
+
+
+def part(texts: Sequence[str], tokens: float, seed: int) -> str:
+    """About so many tokens in a row of one of the texts that have them. Raises SystemExit."""
+    characters = int(tokens * CHARACTERS)
+    long = [text for text in read_documents(texts) if len(text) >= characters]
+    if not long:
+        raise SystemExit(f"no text has {characters:,} characters; ask for fewer tokens")
+    rng = Random(seed)
+    text = rng.choice(long)
+    start = rng.randrange(len(text) - characters + 1)
+    return text[start : start + characters]
+
 
 @dataclass(frozen=True)
 class Books:

@@ -1,34 +1,30 @@
-"""Are the kernels right on this device? Against their references in float64, on fresh random
-inputs; and does a model there answer from a memory as one on the CPU does?
-
-A kernel may err twice as much as the reference does in the kernel's own dtype; of few numbers that
-may be luckily little, so eight units in the last place of the largest are never too much.
+"""Does a device answer as the CPU does: copies of units, and both kinds of models from a memory?
+And do this repository's tests pass that run on a device: kernels against their references, in
+float64, and training?
 """
 
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from benchmarks.gpu.part import Case, Row, Setting
-from benchmarks.gpu.windows import Gates, Windows
-from memstore.kernels import (
-    reference_grouped_softmax,
-    reference_landmark_topk,
-    reference_memory_attention,
-)
 from memstore.kernels.slab_copy import load_units
-from memstore.kernels.types import LocalAttention
 from memstore.model.session import StepReads
 from memstore.store.open_options import OpenOptions
 
+ROOT = Path(__file__).parents[2]
+TESTS = {
+    "memory kernels": ["tests/kernels/test_memory_kernels.py"],
+    "grouped softmax": ["tests/kernels/test_grouped_softmax.py"],
+    "training": ["tests/training/test_training.py", "-k", "gpu"],
+}
 TEXT = (
     "The combination of the lime barn is 4711. The harbour was quiet in the evening. "
     "An old man walked slowly along the river and spoke of the weather. "
@@ -37,132 +33,31 @@ QUESTION = " What is the combination of the lime barn? The combination of the li
 
 
 def cases(setting: Setting) -> list[Case]:
-    found: list[Case] = [("copies", partial(copies, setting))]
-    dtypes = [torch.float32] if setting.tiny else [torch.bfloat16, torch.float16, torch.float32]
-    for dtype in dtypes:
-        for rows in (1, 3 if setting.tiny else 256):
-            name = f"{rows} tokens, {str(dtype)[6:]}"
-            found.append((f"search, {name}", partial(search, setting, dtype, rows)))
-            found.append((f"attention, {name}", partial(attention, setting, dtype, rows)))
-    found.append(("answers", partial(answers, setting)))
-    for dim in () if setting.tiny else (64, 256):  # tests try them on a stand-in
-        found.append((f"passages, heads of {dim}", partial(passages, setting, dim)))
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    windows = [(63, 128, bf16), (50, 128, bf16), (50, 64, fp16), (32, 64, bf16), (127, 96, bf16)]
-    for size, dim, dtype in [(7, 16, fp32)] if setting.tiny else [*windows, (50, 64, fp32)]:
-        name = f"grouped softmax, {size} + 1 x {dim}, {str(dtype)[6:]}"
-        found.append((name, partial(grouped_softmax, setting, dtype, size, dim)))
+    found: list[Case] = [
+        ("copies", partial(copies, setting)),
+        ("answers", partial(answers, setting)),
+    ]
+    if not setting.tiny:
+        found += [(f"passages, heads of {n}", partial(passages, setting, n)) for n in (64, 256)]
+        found += [(f"tests, {name}", partial(tested, name, args)) for name, args in TESTS.items()]
     return found
 
 
-def judged(
-    what: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor], exact: Mapping[str, Tensor]
-) -> Row:
-    """The largest errors of several results, and whether all are as small as they may be."""
-    right, told = True, []
-    for name, result in found.items():
-        error = float((result.double() - exact[name]).abs().max())
-        its = float((own[name].double() - exact[name]).abs().max())
-        least = 8 * torch.finfo(own[name].dtype).eps * float(exact[name].abs().max())
-        right &= error <= max(2 * its, least)  # not of NaN
-        told.append(f"{name} {error:.1e} ({its:.1e})")
-    return Row(what, "ours", right=right, note=f"error (the reference's): {', '.join(told)}")
-
-
-def grouped_softmax(setting: Setting, dtype: torch.dtype, size: int, dim: int) -> Iterator[Row]:
-    """Output and gradients, with the gate and without."""
-    from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
-    from memstore.kernels.triton_grouped_softmax_tile import supports
-
-    length = 20 if setting.tiny else 2000
-    for gated in (True,) if setting.tiny else (False, True):
-        heads = (2, 1) if setting.tiny else (4, 2)
-        windows = Windows(size, length, dim, *heads, setting.device, gated)
-        tensors, options = windows.tensors(dtype)
-        what = f"grouped softmax, {size} + 1 x {dim}, {str(dtype)[6:]}"
-        what += ", gate" if gated else ""
-        if not supports(tensors[0], tensors[1], size):
-            yield Row(what, note="goes to torch")
-            continue
-        do = torch.randn_like(tensors[0])
-
-        def learned(
-            attend: Any,
-            kind: torch.dtype,
-            tensors: Sequence[Tensor] = tensors,
-            options: Gates = options,
-            do: Tensor = do,
-        ) -> dict[str, Tensor]:
-            given = [x.detach().to(kind).requires_grad_() for x in tensors]
-            others = options.copy()
-            if "k_cmt" in options:
-                others["k_cmt"] = options["k_cmt"].to(kind)
-            output = attend(*given, size, **others)
-            gradients = torch.autograd.grad(output, given, do.to(kind))
-            return {"out": output.detach(), **dict(zip(("dq", "dk", "dv"), gradients))}
-
-        reference = reference_grouped_softmax.grouped_softmax_attention
-        yield judged(
-            what,
-            learned(grouped_softmax_attention, dtype),
-            learned(reference, dtype),
-            learned(reference, torch.float64),
-        )
-
-
-def search(setting: Setting, dtype: torch.dtype, rows: int) -> Iterator[Row]:
-    """The best scores and the log-sum over all, by how many are wanted."""
-    from memstore.kernels.triton_landmark_topk import landmark_topk
-
-    n, heads, dim = (60, (2, 1), 16) if setting.tiny else (30_000, (8, 2), 128)
-    for best in (4,) if setting.tiny else (4, 64):
-        keys = torch.randn(heads[1], n, dim, device=setting.place).to(dtype)
-        q = (torch.randn(heads[0], rows, dim, device=setting.place) * dim**-0.5).to(dtype)
-        ranges = [(n // 2 + 3, n), (1, n // 3)]
-        reference = reference_landmark_topk.landmark_topk
-        named = []
-        for by, kind in ((landmark_topk, dtype), (reference, dtype), (reference, torch.float64)):
-            top = by(q.to(kind), keys.to(kind), ranges, best, return_lse=True)
-            assert top.lse is not None
-            named.append({"scores": top.scores, "lse": top.lse})
-        yield judged(f"search, {rows} tokens, best {best} of {n}, {str(dtype)[6:]}", *named)
-
-
-def attention(setting: Setting, dtype: torch.dtype, rows: int) -> Iterator[Row]:
-    """By rows that choose for themselves and alike."""
-    from memstore.kernels.triton_memory_attention import memory_attention
-
-    slots, size, dim, heads = (9, 7, 16, 2) if setting.tiny else (512, 63, 128, 8)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=setting.place).to(dtype)
-
-    slab = normal(slots, 2, size, dim)
-    lengths = torch.randint(1, size + 1, (slots,), device=setting.place)
-    slab.masked_fill_(
-        (torch.arange(size, device=setting.place) >= lengths[:, None])[:, None, :, None], 0
+def tested(name: str, arguments: list[str]) -> Iterator[Row]:
+    """One line of pytest's, and which failed."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-rf"]
+    running = subprocess.run(
+        [*command, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    for alike in (False, True) if rows > 1 else (False,):
-        shape = (1, heads, 1 if alike else rows, 4)
-        chosen = torch.randint(-1, slots, shape, device=setting.place)
-        gate = torch.rand(1, heads, rows, device=setting.place)
-        local = LocalAttention(normal(1, heads, rows, dim), gate, normal(1, heads, rows).float())
-        q, marks = normal(1, 1, heads, rows, dim) * dim**-0.5, normal(1, heads, rows, 4)
-        reference, named = reference_memory_attention.memory_attention, []
-        for by, kind in ((memory_attention, dtype), (reference, dtype), (reference, torch.float64)):
-            wide = (
-                LocalAttention(local.output.double(), gate.double(), local.lse.double())
-                if kind == torch.float64
-                else replace(local)
-            )
-            keys, values = slab.to(kind).unbind(1)
-            turns = torch.zeros_like(chosen)
-            output, _ = by(
-                q.to(kind), keys, values, lengths, chosen, turns, marks.to(kind), wide, gated=True
-            )
-            named.append({"out": output})
-        what = f"attention, {rows} tokens{' alike' if alike else ''}, {str(dtype)[6:]}"
-        yield judged(what, *named)
+    print(running.stdout, flush=True)
+    said = running.stdout.strip().splitlines() or ["nothing said"]
+    failed = [line.removeprefix("FAILED ")[:120] for line in said if line.startswith("FAILED ")]
+    note = "; ".join([said[-1].strip("= "), *failed[:6]])
+    yield Row(f"tests: {name}", "pytest", right=running.returncode == 0, note=note)
 
 
 def copies(setting: Setting) -> Iterator[Row]:

@@ -1,5 +1,5 @@
 """Decoding steps of landmark models in the shapes of large ones, with random weights: without a
-memory, from one, and with full attention over as many tokens.
+memory and from one.
 
 Every token is given, not sampled, and the gate's cutoff is 0, so that every row of every memory
 layer looks up. A step goes through the layers, the logits and the choice of the next token.
@@ -9,10 +9,8 @@ memory, first   a session over a memory whose units all lie in the host tier and
                 are all searched; the tokens are new, so their units come up from main memory
 memory, again   the same tokens in a new session, whose units the device tier has, as far as it kept
                 them
-full attention  scaled_dot_product_attention over keys and values that lie ready, of as many tokens
-                as the memory has, or as fit the device
 
-A step's floor is its bytes at measured rates: weights, landmark keys, units (or the cache), and
+A step's floor is its bytes at measured rates: weights, landmark keys, units, and
 units that come up from main memory.
 """
 
@@ -24,7 +22,6 @@ from random import Random
 from statistics import median
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.common.tables import tokens_text
@@ -71,7 +68,7 @@ def cases(setting: Setting) -> list[Case]:
 
 
 def steps(setting: Setting, name: str, tokens: int) -> Iterator[Row]:
-    """The four kinds of steps of one shape and length of memory."""
+    """The three kinds of steps of one shape and length of memory."""
     config = replace(SHAPES[name], cmt_cutoff=0.0)
     model = random_model(config, setting)
     signature, layers = signature_of(config), config.memory_layers or ()
@@ -97,7 +94,7 @@ def steps(setting: Setting, name: str, tokens: int) -> Iterator[Row]:
         index="packed",
     ) as store:
         attached = fill(store, config, blocks, setting)
-        sessions = Sessions(model, store)
+        sessions = Sessions(model, store, setting)
         sessions.seconds(rounds[0], [])  # warm up
         alone = [sessions.seconds(ids, []) for ids in rounds[1:]]
         yield Row(what, "no memory", median(alone), 0, weights, floor=weights / stream)
@@ -118,12 +115,6 @@ def steps(setting: Setting, name: str, tokens: int) -> Iterator[Row]:
             note += f", {seconds / median(alone):.2f} of no memory"
             floor = size / stream + missed * unit / up
             yield Row(what, f"memory, {times_name}", seconds, 0, size, floor=floor, note=note)
-    full = FullAttention(model, tokens, PROMPT + count, setting)
-    full.seconds(rounds[0])
-    taken = median(full.seconds(ids) for ids in rounds[1:])
-    size = weights + full.bytes
-    note = f"over {full.tokens:,} tokens"
-    yield Row(what, "full attention", taken, 0, size, floor=size / stream, note=note)
 
 
 def random_model(config: ModelConfig, setting: Setting) -> Transformer:
@@ -177,7 +168,8 @@ def fill(store: MemoryStore, config: ModelConfig, blocks: int, setting: Setting)
 class Sessions:
     """Steps of sessions over one memory."""
 
-    def __init__(self, model: Transformer, store: MemoryStore) -> None:
+    def __init__(self, model: Transformer, store: MemoryStore, setting: Setting) -> None:
+        self.wait = setting.meter.wait
         self.model = LandmarkModel(model, Tokenizer.load(SHIPPED / "tokenizer.json"))
         self.store = store
 
@@ -186,57 +178,8 @@ class Sessions:
         given = self.model, self.model.lookup, self.store, documents
         with LandmarkSession(*given) as session:
             session.feed(list(ids[:PROMPT]))
-            wait(self.model.device)
+            self.wait()
             began = time.perf_counter()
             for token in ids[PROMPT:]:
                 next(session.generate(session.feed([token])[-1], 1))
             return (time.perf_counter() - began) / len(ids[PROMPT:])
-
-
-def wait(device: torch.device) -> None:
-    """Wait until the device has done its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-class FullAttention:
-    """The same model over a cache of random keys and values, to which each token's are added."""
-
-    def __init__(self, model: Transformer, tokens: int, room: int, setting: Setting) -> None:
-        config, weight = model.config, model.norm.weight
-        a_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * weight.itemsize
-        if setting.cuda:
-            torch.cuda.empty_cache()
-            free, _ = torch.cuda.mem_get_info(setting.place)
-            tokens = min(tokens, max(0, free - (2 << 30)) // a_token)
-        self.model, self.tokens, self.bytes = model, tokens, a_token * tokens
-        shape = (2, 1, config.num_kv_heads, tokens + room, config.head_dim)
-        self.cache = [weight.new_empty(shape).normal_() for _ in range(config.num_layers)]
-        self._read = 0
-
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [1, H, 1, D]; a KV head's query heads become rows, so that a key is read once."""
-        config, end = self.model.config, self.tokens + self._read
-        cos, sin = self.model.rope.angles(self._read, self._read + 1, q)
-        keys, values = self.cache[layer]
-        keys[:, :, end : end + 1] = self.model.rope.rotate(k, cos, sin)
-        values[:, :, end : end + 1] = v
-        rows = self.model.rope.rotate(q, cos, sin).view(1, config.num_kv_heads, -1, config.head_dim)
-        output = F.scaled_dot_product_attention(
-            rows, keys[:, :, : end + 1], values[:, :, : end + 1]
-        )
-        return output.reshape(q.shape)
-
-    @torch.no_grad()
-    def seconds(self, ids: Sequence[int]) -> float:
-        """As Sessions.seconds."""
-        device = self.model.norm.weight.device
-        self._read, began = 0, 0.0
-        for n, token in enumerate(ids):
-            if n == PROMPT:
-                wait(device)
-                began = time.perf_counter()
-            hidden = self.model.hidden(torch.tensor([[token]], device=device), self._attend)
-            int(self.model.logits(hidden[0])[0].argmax())
-            self._read += 1
-        return (time.perf_counter() - began) / len(ids[PROMPT:])

@@ -1,8 +1,8 @@
-"""What a part of the GPU benchmark is, and the process that does its cases and tells what it found.
+"""What a part of the GPU benchmark is, and the process that runs its cases and records their rows.
 
 A part is a module of this folder with `cases(setting)`: named cases, each a call that yields rows.
-A case that fails is told with its error and stops no other; an error that leaves the device
-unusable ends the process, and the parent goes on with the next case in a new one.
+A case that fails is recorded with its error and stops no other. An error that leaves the device
+unusable ends the process, and the command begins a new one with the next case.
 """
 
 import gc
@@ -10,20 +10,21 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from multiprocessing.connection import Connection
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.state import State
 
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.common.device_timing import Device
-
-UNUSABLE = 3  # exit status: the device answers nothing any more
+    from benchmarks.gpu.meter import Meter
 
 
 @dataclass(frozen=True)
@@ -67,72 +68,69 @@ class Setting:
         return torch.device(self.device)
 
     @cached_property
-    def meter(self) -> "Device":
+    def meter(self) -> "Meter":
         """What times, made when it is first asked for."""
-        from benchmarks.common.device_timing import Device
+        from benchmarks.gpu.meter import Meter
 
-        return Device(1 if self.tiny else 20, self.device, small=self.tiny)
-
-
-def work(module: str, setting: Setting, done: list[str], to_parent: Connection, log: Path) -> None:
-    """Do the cases of a part that are not done, in a process of its own."""
-    os.setpgrp()  # so that what this process starts can be ended with it
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1), os.dup2(file, 2)
-    # of a fork they may be its parent's, and go elsewhere
-    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
-    _prepare(setting)
-    from benchmarks.common.timing import end_with_parent
-
-    end_with_parent()
-    to_parent.send(("machine", _machine(setting)))
-    cases = import_module(module).cases(setting)
-    gc.freeze()  # what is imported stays: between cases nothing looks through it
-    to_parent.send(("cases", [name for name, _ in cases]))
-    for name, run in cases:
-        if name in done:
-            continue
-        print(f"\n== {module}: {name}", flush=True)
-        to_parent.send(("begin", name))
-        began = time.perf_counter()
-        failure = None
-        try:
-            for row in run():
-                to_parent.send(("row", _told(row, setting)))
-        except Exception as error:
-            import traceback
-
-            traceback.print_exc()
-            failure = _line(error)
-        usable = _tidied(setting)
-        to_parent.send(("end", time.perf_counter() - began, failure))
-        if not usable:
-            os._exit(UNUSABLE)
-    if "meter" in setting.__dict__:
-        meter = setting.meter
-        to_parent.send(
-            ("rates", {"bytes": meter.stream, "operations": meter.products, "up": meter.load})
-        )
-    to_parent.close()
+        return Meter(1 if self.tiny else 20, self.device, small=self.tiny)
 
 
-def _prepare(setting: Setting) -> None:
-    if not setting.cuda:
-        import_module("benchmarks.gpu.interpreter")
+def prepare(setting: Setting) -> None:
+    """What every process imports and sets first; without CUDA, Triton's kernels run on the CPU."""
+    if not setting.cuda and find_spec("triton") is not None:
+        tests = str(Path(__file__).parents[2] / "tests")
+        if tests not in sys.path:
+            sys.path.append(tests)
+        import_module("support.triton_interpreter")
     import torch
 
     torch.manual_seed(setting.seed)
     torch.set_num_threads(1 if setting.tiny else min(16, os.cpu_count() or 1))
-    if setting.cuda:
-        torch.zeros(1, device=setting.device)  # or no case could say it better
+
+
+def work(name: str, setting: Setting, directory: Path) -> None:
+    """Run the cases of a part that are left, in a process of its own that only this one's end, or
+    the parent's, ends.
+    """
+    os.setpgrp()  # so that what this process starts can be ended with it
+    file = os.open(directory / "gpu.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1), os.dup2(file, 2)
+    # of a fork they may be its parent's, and go elsewhere
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+    from benchmarks.common.timing import end_with_parent
+
+    end_with_parent()
+    prepare(setting)
+    state = State(directory)
+    part = state.part(name)
+    state.content["machines"][-1] |= _machine(setting)
+    cases = dict(import_module(f"benchmarks.gpu.{name}").cases(setting))
+    part["cases"] = list(cases)
+    for case in state.left(name) or []:
+        print(f"\n== {name}: {case}", flush=True)
+        found: dict[str, Any] = {"rows": []}
+        part["found"][case] = found
+        state.save()
+        began = time.perf_counter()
+        try:
+            for row in cases[case]():
+                found["rows"].append(_plain(row, setting))
+                state.save()
+        except Exception as error:
+            traceback.print_exc()
+            found["error"] = _line(error)
+        found["seconds"] = time.perf_counter() - began
+        if "meter" in vars(setting):
+            meter = setting.meter
+            part["rates"] = {"bytes": meter.stream, "operations": meter.products, "up": meter.load}
+        state.save()
+        if not _usable(setting):
+            os._exit(1)
 
 
 def _machine(setting: Setting) -> dict[str, Any]:
-    from importlib import metadata
-
     import torch
 
-    # plain strings, or who reads them imports torch
     found = {"device": "cpu", "python": platform.python_version(), "torch": str(torch.__version__)}
     if setting.cuda:
         of = torch.cuda.get_device_properties(setting.device)
@@ -147,21 +145,21 @@ def _machine(setting: Setting) -> dict[str, Any]:
     return found
 
 
-def _told(row: Row, setting: Setting) -> dict[str, Any]:
-    """A row as JSON has it, with what it comes to of the device's measured rates."""
-    told = {name: value for name, value in vars(row).items() if value or name == "right"}
-    if row.right is None:
-        del told["right"]
-    if row.seconds and row.floor:
-        told["of_peak"] = row.floor / row.seconds
-    elif row.seconds and (row.operations or row.bytes):
+def _plain(row: Row, setting: Setting) -> dict[str, Any]:
+    """A row as JSON has it, with its share of the device's measured rates."""
+    plain = {name: value for name, value in vars(row).items() if value}
+    if row.right is not None:
+        plain["right"] = row.right
+    floor = row.floor
+    if row.seconds and not floor and (row.operations or row.bytes):
         floor = setting.meter.floor(row.bytes, row.operations, up=row.up)
-        told["of_peak"] = floor / row.seconds
-    return told
+    if row.seconds and floor:
+        plain["of_peak"] = floor / row.seconds
+    return plain
 
 
-def _tidied(setting: Setting) -> bool:
-    """Let the next case begin with an empty device; False where it answers no more."""
+def _usable(setting: Setting) -> bool:
+    """Let the next case begin with an empty device; False if it answers no more."""
     gc.collect()
     if not setting.cuda:
         return True

@@ -11,15 +11,11 @@ gather     8, 64 and 8192 units of 32 KB from page-locked slots, scattered, in r
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from benchmarks.common.device_timing import Device
 from benchmarks.common.tables import tokens_text
 from benchmarks.gpu.part import Case, Row, Setting
 from memstore.kernels.reference_landmark_topk import landmark_topk as reference_landmark_topk
@@ -30,8 +26,7 @@ from memstore.kernels.slab_copy import load_units
 from memstore.kernels.types import LocalAttention
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """What is measured: heads and blocks, keys of a search, tokens of a chunk, slots of a slab."""
 
     kv_heads: int = 8
@@ -55,90 +50,64 @@ def cases(setting: Setting) -> list[Case]:
     for n in sizes.keys:
         for dtype in (torch.float16, torch.float32):
             name = f"search of {n} keys, {str(dtype)[6:]}"
-            found.append((name, partial(searched, setting, sizes, n, dtype)))
-    attention = partial(measured, setting, partial(attention_part, sizes=sizes))
-    return [*found, ("attention", attention), ("gather", partial(gather, setting, sizes))]
+            found.append((name, partial(search, setting, sizes, n, dtype)))
+    found.append(("attention", partial(attention, setting, sizes)))
+    return [*found, ("gather", partial(gather, setting, sizes))]
 
 
-def searched(setting: Setting, sizes: Sizes, n: int, dtype: torch.dtype) -> Iterator[Row]:
-    yield from measured(setting, partial(searches, sizes=sizes, n=n, dtype=dtype))
-
-
-def measured(setting: Setting, part: Callable[[Any], Iterator[dict[str, Any]]]) -> Iterator[Row]:
-    """The rows of a part, each of its implementations on a line."""
-    for found in part(setting.meter):
-        needs = (found["operations"], found["bytes"])
-        note = from_python(found["called"])
-        yield Row(found["what"], "ours", found["seconds"], *needs, note=note)
-        for name in ("torch", "streamed once"):
-            if name in found:
-                operations = 0.0 if name == "streamed once" else needs[0]
-                ratio = f"{found[name] / found['seconds']:.2f} of ours"
-                yield Row(found["what"], name, found[name], operations, needs[1], note=ratio)
-
-
-def from_python(called: float) -> str:
-    return f"{called * 1e6:,.0f} µs a call from Python"
-
-
-def searches(device: Device, sizes: Sizes, n: int, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+def search(setting: Setting, sizes: Sizes, n: int, dtype: torch.dtype) -> Iterator[Row]:
     """The searches over one set of keys."""
     from memstore.kernels.triton_landmark_topk import landmark_topk
 
-    dim, heads, few, many = sizes.dim, sizes.heads, *sizes.best
-    keys = torch.randn(sizes.kv_heads, n, dim, device=device.place).to(dtype)
-    streamed = device.seconds(lambda: keys.view(torch.float32).sum())
+    meter, heads, (few, many) = setting.meter, sizes.heads, sizes.best
+    keys = torch.randn(sizes.kv_heads, n, sizes.dim, device=setting.place).to(dtype)
+    streamed = meter.seconds(lambda: keys.view(torch.float32).sum())
     for rows, k in ((1, few), (1, many), (sizes.chunk, few)):
-        q = (torch.randn(heads, rows, dim, device=device.place) * dim**-0.5).to(dtype)
-
-        def search(by: Callable[..., Any], q: Tensor = q, k: int = k) -> None:
-            by(q, keys, [(0, n)], k)
-
-        operations = 2.0 * heads * rows * n * dim
-        row = {
-            "what": f"{tokens_text(n)} keys {str(dtype)[6:]}, {rows} tokens, best {k}",
-            "bytes": keys.nbytes,
-            "operations": operations,
-            "seconds": device.seconds(partial(search, landmark_topk)),
-            "called": device.called(partial(search, landmark_topk), 20 if device.cuda else 1),
-            "streamed once": streamed,
-        }
+        q = (torch.randn(heads, rows, sizes.dim, device=setting.place) * sizes.dim**-0.5).to(dtype)
+        given = (q, keys, [(0, n)], k)
+        operations = 2.0 * heads * rows * n * sizes.dim
+        what = f"{tokens_text(n)} keys {str(dtype)[6:]}, {rows} tokens, best {k}"
+        ours = partial(landmark_topk, *given)
+        yield timed(setting, what, ours, operations, keys.nbytes)
         if heads * rows * n * 4 < 8 << 30:  # the reference writes every score
-            row["torch"] = device.seconds(partial(search, reference_landmark_topk))
-        yield row
+            taken = meter.seconds(partial(reference_landmark_topk, *given))
+            yield Row(what, "torch", taken, operations, keys.nbytes)
+        yield Row(what, "streamed once", streamed, 0, keys.nbytes)
 
 
-def attention_part(device: Device, sizes: Sizes) -> Iterator[dict[str, Any]]:
+def attention(setting: Setting, sizes: Sizes) -> Iterator[Row]:
+    """By rows that choose for themselves and alike."""
     from memstore.kernels.triton_memory_attention import memory_attention
 
     slots, heads, dim, k = sizes.slots, sizes.heads, sizes.dim, sizes.best[0]
-    here: Any = {"device": device.place}
+    here: Any = {"device": setting.place}
     slab = [torch.randn(slots, sizes.block, dim, **here).half() for _ in range(2)]
     lengths = torch.full((slots,), sizes.block, **here)
     for rows, alike in ((1, False), (sizes.chunk, False), (sizes.chunk, True)):
         q = torch.randn(1, 1, heads, rows, dim, **here).half() * dim**-0.5
         chosen = torch.randint(0, slots, (1, heads, 1 if alike else rows, k), **here)
-        turns = torch.zeros_like(chosen)
         marks = torch.randn(1, heads, rows, k, **here)
         gate, lse = (torch.rand(1, heads, rows, **here) for _ in range(2))
         local = LocalAttention(torch.randn_like(q[0]), gate, lse)
         size = min(chosen.numel(), slots) * 2 * sizes.block * dim * 2 + 4 * q.nbytes
         operations = 4.0 * heads * rows * k * sizes.block * dim
-        given = (q, *slab, lengths, chosen, turns, marks, local)
-        ours = partial(memory_attention, *given, gated=True)
-        yield {
-            "what": f"{rows} tokens x {heads} heads x {k} blocks{' alike' if alike else ''}",
-            "bytes": size,
-            "operations": operations,
-            "seconds": device.seconds(ours),
-            "called": device.called(ours, 50 if device.cuda else 1),
-            "torch": device.seconds(partial(reference_memory_attention, *given, gated=True)),
-        }
+        given = (q, *slab, lengths, chosen, torch.zeros_like(chosen), marks, local)
+        what = f"{rows} tokens x {heads} heads x {k} blocks{' alike' if alike else ''}"
+        yield timed(setting, what, partial(memory_attention, *given, gated=True), operations, size)
+        by_torch = partial(reference_memory_attention, *given, gated=True)
+        yield Row(what, "torch", setting.meter.seconds(by_torch), operations, size)
+
+
+def timed(
+    setting: Setting, what: str, ours: Callable[[], object], operations: float, size: int
+) -> Row:
+    """A row of our kernel, on the device and called from Python."""
+    called = setting.meter.called(ours, 1 if setting.tiny else 50)
+    note = f"{called * 1e6:,.0f} µs a call from Python"
+    return Row(what, "ours", setting.meter.seconds(ours), operations, size, note=note)
 
 
 def gather(setting: Setting, sizes: Sizes) -> Iterator[Row]:
-    from memstore.kernels.triton_slab_copy import PROGRAMS, copy_units
-
     meter, room = setting.meter, 2 * sizes.units[-1]
     host = meter.host(room, 2, sizes.block, sizes.dim, dtype=torch.float16).normal_()
     slab = torch.zeros_like(host, device=setting.place)
@@ -155,18 +124,7 @@ def gather(setting: Setting, sizes: Sizes) -> Iterator[Row]:
             if run > count or (run == count and name != "in a row"):
                 continue
             slots = [slot for slot in range(2 * count) if slot // run % 2 == 0]
-            ways: dict[str, Callable[[], None]] = {
-                "as chosen": partial(loaded, slots, None),
-                "a copy a run": partial(loaded, slots, False),
-                "the kernel": partial(loaded, slots, True),
-            }
-            if run == 1:
-                places = np.array([slots, slots])
-                for programs in (PROGRAMS // 4, PROGRAMS // 2, PROGRAMS, 2 * PROGRAMS):
-                    by = f"the kernel alone, {programs} programs"
-                    ways[by] = partial(copy_units, host, slab, places, programs=programs)
-            calls = 1 if setting.tiny else 5 if count > 1000 else 50
-            for by, way in ways.items():
-                note = from_python(meter.called(way, calls))
-                what = f"{count:,} units of {unit / 1000:.0f} KB {name}"
-                yield Row(what, by, meter.seconds(way), 0, count * unit, up=True, note=note)
+            what = f"{count:,} units of {unit / 1000:.0f} KB {name}"
+            for by, triton in (("as chosen", None), ("a copy a run", False), ("the kernel", True)):
+                taken = meter.seconds(partial(loaded, slots, triton))
+                yield Row(what, by, taken, 0, count * unit, up=True)

@@ -6,7 +6,6 @@ installed.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 
@@ -17,42 +16,35 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.common.tables import tokens_text
 from benchmarks.gpu.part import Case, Row, Setting
-from benchmarks.gpu.windows import Windows
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What is measured."""
-
-    heads: int = 16
-    dim: int = 128
-    blocks: tuple[int, ...] = (63, 50)
-
-
 def cases(setting: Setting) -> list[Case]:
-    lengths = (48,) if setting.tiny else (8192, 32768, 2048)
-    sizes = Sizes(heads=2, dim=16, blocks=(7,)) if setting.tiny else Sizes()
-    return [(tokens_text(n), partial(measured, setting, n, sizes)) for n in lengths]
+    if setting.tiny:
+        return [("48", partial(measured, setting, 48, 2, 16, (7,)))]
+    lengths = (8192, 32768, 2048)
+    return [(tokens_text(n), partial(measured, setting, n, 16, 128, (63, 50))) for n in lengths]
 
 
-def measured(setting: Setting, length: int, sizes: Sizes) -> Iterator[Row]:
+def measured(
+    setting: Setting, length: int, heads: int, dim: int, blocks: tuple[int, ...]
+) -> Iterator[Row]:
     """Forward and backward at one length: ours by block size, then everybody else's."""
     from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
 
     if setting.cuda:
         torch._dynamo.reset()  # or one shape after the other would be one too many to compile
-    device, shape = setting.meter, f"{tokens_text(length)}, {sizes.heads} heads x {sizes.dim}"
+    device, shape = setting.meter, f"{tokens_text(length)}, {heads} heads x {dim}"
     forward, backward = f"forward, {shape}", f"backward, {shape}"
-    windows = Windows(0, length, sizes.dim, sizes.heads, sizes.heads, str(device.place))
-    (q, k, v), _ = windows.tensors(torch.bfloat16 if device.cuda else torch.float32)
-    do, array = torch.randn_like(q), q.nbytes
+    kind = torch.bfloat16 if device.cuda else torch.float32
+    q, k, v, do = torch.randn(4, 1, heads, length, dim, device=device.place, dtype=kind)
+    q, k, v = ((x * dim**-0.25).requires_grad_() for x in (q, k, v))
+    array = q.nbytes
     # of a causal product of rows with columns
-    product = 2 * sizes.heads * length**2 / 2 * sizes.dim
+    product = 2 * heads * length**2 / 2 * dim
     calls: dict[str, Attend | str] = {
-        f"ours, {size} + 1": partial(grouped_softmax_attention, block_size=size)
-        for size in sizes.blocks
+        f"ours, {size} + 1": partial(grouped_softmax_attention, block_size=size) for size in blocks
     }
     for name, attend in (calls | baselines(length, device.place)).items():
         if isinstance(attend, str):

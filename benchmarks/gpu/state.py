@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,13 @@ _HEAD = ["part", "what", "by", "ms", "TFLOP/s", "GB/s", "of the rates", "note"]
 
 
 class State:
-    """Of a directory: `gpu.json`, written anew after every row, and `gpu.md`, the table."""
+    """`gpu.json` of a directory, written again after every row, and `gpu.md`, the table."""
 
-    def __init__(self, directory: Path, asked: dict[str, Any]) -> None:
-        """Raises ValueError where the file there was begun with other options."""
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, directory: Path) -> None:
         self.json, self.markdown = directory / "gpu.json", directory / "gpu.md"
-        self.content: dict[str, Any] = {"asked": asked, "machines": [], "parts": {}}
+        self.content: dict[str, Any] = {"machines": [], "parts": {}}
         if self.json.exists():
             self.content = json.loads(self.json.read_text())
-            if self.content["asked"] != asked:
-                raise ValueError(
-                    f"{self.json} was begun with {self.content['asked']}, not {asked}; name "
-                    "another --out, or remove it"
-                )
 
     def part(self, name: str) -> dict[str, Any]:
         """Of a part: seconds that it has taken, its cases' names, what they found."""
@@ -31,12 +23,8 @@ class State:
         part: dict[str, Any] = self.content["parts"].setdefault(name, empty)
         return part
 
-    def forget(self, name: str) -> None:
-        """As if a part had never run."""
-        self.content["parts"].pop(name, None)
-
     def left(self, name: str) -> list[str] | None:
-        """Cases of a part that have no end yet; None where nobody knows its cases."""
+        """Cases of a part that have no end yet; None before its cases are known."""
         part = self.part(name)
         if "error" in part:
             return []
@@ -50,7 +38,7 @@ class State:
         os.replace(fresh, self.json)
 
     def report(self) -> str:
-        """The table, and what is not there; written beside the JSON, too."""
+        """The table, and what is missing; written to `gpu.md`, too."""
         said = f"{_heading(self.content)}\n\n{_table(self.content['parts'])}\n"
         self.markdown.write_text(said)
         return said
@@ -66,24 +54,18 @@ def _heading(content: dict[str, Any]) -> str:
 
 
 def _table(parts: dict[str, Any]) -> str:
-    rows = [_HEAD]
+    rows = [_HEAD, ["---"] * len(_HEAD)]
     for name, part in parts.items():
         if "error" in part:
-            rows.append([name, "", "", "", "", "", "", f"**failed**: {part['error']}"])
-        for case in part["cases"] or part["found"]:
+            rows.append([name, *[""] * 6, f"**failed**: {part['error']}"])
+        for case in part["cases"]:
             found = part["found"].get(case, {})
             rows += [[name, *_cells(row)] for row in found.get("rows", [])]
             if "error" in found:
-                rows.append([name, case, "", "", "", "", "", f"**failed**: {found['error']}"])
+                rows.append([name, case, *[""] * 5, f"**failed**: {found['error']}"])
             elif "seconds" not in found:
-                rows.append([name, case, "", "", "", "", "", "not run yet"])
-    cells = [[cell.replace("|", "/") for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD) - 1)]
-    lines = [
-        "| " + " | ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[-1]]) + " |"
-        for row in cells
-    ]
-    return "\n".join([lines[0], "|" + "---|" * len(_HEAD), *lines[1:]])
+                rows.append([name, case, *[""] * 5, "not run yet"])
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -104,7 +86,3 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _rate(amount: float | None, seconds: float | None, unit: float) -> str:
     return f"{amount / seconds / unit:.3g}" if amount and seconds else ""
-
-
-def now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,6 +1,4 @@
-"""The device tier over the page-locked tier: what a hit costs, what a miss costs by where the unit
-lies, and how much of a copy the device's own work hides.
-"""
+"""The device tier over the page-locked tier: what a hit costs, and a miss by where the unit is."""
 
 import random
 import tempfile
@@ -17,19 +15,14 @@ from benchmarks.gpu.part import Case, Row, Setting
 from benchmarks.storage.records import BATCH, Memory, Shape
 from memstore import MemoryStore
 from memstore.block import BlockKey
-from memstore.kernels.slab_copy import load_units
 from memstore.store.open_options import OpenOptions
 
 
 def cases(setting: Setting) -> list[Case]:
-    shape = Shape("tiny", 2, 8, 16) if setting.tiny else Shape("8B", 8, 63, 128)
+    shape = Shape(2, 8, 16) if setting.tiny else Shape(8, 63, 128)
     return [
         ("hits and misses", partial(leases, setting, shape)),
         ("from disk", partial(from_disk, setting, shape)),
-        *(
-            (f"overlap, {units} units", partial(overlap, setting, units, side))
-            for units, side in (((8, 32), (16, 32)) if setting.tiny else ((64, 2048), (8192, 8192)))
-        ),
     ]
 
 
@@ -111,49 +104,3 @@ def from_disk(setting: Setting, shape: Shape) -> Iterator[Row]:
         note = f"{1e6 * taken / BATCH:.2f} µs a unit; stored raw, scattered"
         by = "a miss in both, in the page cache"
         yield Row(what, by, taken, 0, BATCH * shape.unit, up=True, note=note)
-
-
-def overlap(setting: Setting, units: int, side: int) -> Iterator[Row]:
-    """Copies up beside matrix products: each alone, both at once."""
-    shape = (2 * units, 2, 7, 16) if setting.tiny else (2 * units, 2, 63, 128)
-    host = setting.meter.host(*shape, dtype=torch.float16).normal_()
-    there = torch.empty_like(host, device=setting.place)
-    a, b = (torch.randn(side, side, device=setting.place) for _ in range(2))
-    if setting.cuda:
-        a, b = a.bfloat16(), b.bfloat16()
-
-    def compute() -> None:
-        for _ in range(8):
-            torch.mm(a, b)
-
-    def copies(slots: list[int], triton: bool, first: bool, then: bool) -> None:
-        """Copies, and products after them or not; or products before them: copies wait for what
-        the device was given before.
-        """
-        if not first:
-            compute()
-        event = load_units(host, there, slots, slots, triton=triton)
-        if then:
-            compute()
-        if event is not None:
-            torch.cuda.current_stream().wait_event(event)
-
-    # no flush: the copies would wait for it
-    seconds = partial(setting.meter.called, calls=1 if setting.tiny else 5 if units > 1000 else 50)
-    work = seconds(compute)
-    what = f"{units:,} units of {host[0].nbytes / 1000:.3g} KB up"
-    yield Row(what, "products alone", work)
-    scattered, in_a_row = list(range(0, 2 * units, 2)), list(range(units))
-    for name, slots, triton in (
-        ("by the kernel", scattered, True),
-        ("a copy each", scattered, False),
-        ("as one copy", in_a_row, False),
-    ):
-        up = partial(copies, slots, triton)
-        alone = seconds(partial(up, True, False))
-        yield Row(what, f"{name}, alone", alone, 0, units * host[0].nbytes, up=True)
-        yield Row(what, f"products, then {name}", seconds(partial(up, False, False)))
-        beside = seconds(partial(up, True, True))
-        hidden = (alone + work - beside) / min(alone, work)
-        note = f"{hidden:.2f} of the shorter hidden"
-        yield Row(what, f"{name}, beside products", beside, note=note)

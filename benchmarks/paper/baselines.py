@@ -2,12 +2,11 @@
 
 train       the runs (runs.py): every memory of --memories with every seed of --seeds, the seeds one
             after the other. A run that is finished is not trained again, one that was interrupted
-            goes on, and two processes share a list without waiting for each other.
+            goes on.
 perplexity  of the same 256 tokens after more and more of the text before them.
 recall      pass key, one fact, one of 20 by length: the same questions in the same texts. As many
             trials as read --recall-tokens, --trials at most and 5 at least. (Memorizing up to
             --memorizing-length: the text is read again for every question, and slowly.)
-cost        of the first seed, by length of the past (memorizing up to 128K).
 
 All but train take the runs that are there: of the seeds for which every memory is finished. What
 was measured is kept beside each model. Intervals are 95%: of paired differences over texts (seeds
@@ -18,21 +17,37 @@ being means), and over seeds.
 """
 
 import argparse
+import math
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.baselines.config import MEMORIES
+from benchmarks.baselines.reading import BaselineModel
+from benchmarks.common.intervals import mean_interval
+from benchmarks.common.needle_memory import ask, ask_streamed, build
+from benchmarks.common.needles import Plan
 from benchmarks.common.options import add
+from benchmarks.common.reading import TARGETS
 from benchmarks.common.results import write
 from benchmarks.common.starting import start
-from benchmarks.common.tables import tokens_number, tokens_text
-from benchmarks.paper import baselines_measures as measures
-from benchmarks.paper import baselines_tables as tables
-from benchmarks.paper.measures import Bench
-from benchmarks.paper.runs import MAIN, Run, parser, trained_table
+from benchmarks.common.tables import rate, table, tokens_number, tokens_text
+from benchmarks.paper.measures import Bench, Losses, Measured, mean
+from benchmarks.paper.runs import MAIN, Run, parser
+from benchmarks.paper.scoring import Way
+from memstore import MemoryStore
 from memstore.errors import InvalidInput
 
-PARTS = ("train", "perplexity", "recall", "cost")
+PARTS = ("train", "perplexity", "recall")
+TASKS = ("passkey", "fact", "of_20")
+_PASSAGE = 256  # tokens around a needle
+
+BySeed = list[Losses]
 
 
 def read_options() -> argparse.Namespace:
@@ -44,9 +59,8 @@ def read_options() -> argparse.Namespace:
     add(options, "--trials", 40)
     add(options, "--recall-tokens", "200K", "read for the questions of a task and length, at most")
     add(options, "--memorizing-length", "32K", "longest that a memorizing model is asked at")
-    add(options, "--cost-pasts", ["2K", "16K", "128K", "1M"])
     given = options.parse_args()
-    for name in ("pasts", "lengths", "cost_pasts"):
+    for name in ("pasts", "lengths"):
         setattr(given, name, sorted({tokens_number(text) for text in getattr(given, name)}))
     for name in ("recall_tokens", "memorizing_length"):
         setattr(given, name, tokens_number(getattr(given, name)))
@@ -58,14 +72,14 @@ def main() -> None:
     bench = Bench(options)
     compared = [bench.run(memory) for memory in options.memories]
     if "train" in options.parts:
-        try:
-            bench.train(compared)
-        finally:
-            every = [replace(run, seed=seed) for seed in options.seeds for run in compared]
-            print("\n" + trained_table(bench.runs, every))
+        bench.train(compared)
     if set(options.parts) == {"train"}:
         return
-    options.seeds = [seed for seed in options.seeds if finished(bench, compared, seed)]
+    options.seeds = [
+        seed
+        for seed in options.seeds
+        if all(bench.runs.finished(replace(run, seed=seed)) for run in compared)
+    ]
     if not options.seeds:
         raise InvalidInput("no seed is finished for every memory: --parts train trains them")
     print(f"\nseeds {', '.join(map(str, options.seeds))}", flush=True)
@@ -74,32 +88,30 @@ def main() -> None:
         found["perplexity"] = perplexity(bench, compared)
     if "recall" in options.parts:
         found["recall"] = recall(bench, compared)
-    if "cost" in options.parts:
-        by_past = {}
-        for run in compared:
-            first = bench.of_seeds(run)[0]
-            most = measures.SLOW if run.memory == "memorizing" else max(options.cost_pasts)
-            pasts = [past for past in options.cost_pasts if past <= most]
-            by_past[run.memory] = [measures.cost(bench, first, past) for past in pasts]
-            print(f"  cost of {run.memory}: measured", flush=True)
-        print("\n" + tables.cost_table(by_past))
-        found["cost"] = by_past
     write(options, found)
-
-
-def finished(bench: Bench, compared: list[Run], seed: int) -> bool:
-    """Whether every memory is trained with a seed."""
-    return all(bench.runs.finished(replace(run, seed=seed)) for run in compared)
 
 
 def perplexity(bench: Bench, compared: list[Run]) -> dict[str, Any]:
     """Print the tables of text; what they show, as JSON has it."""
-    options = bench.options
-    by_past = measures.by_past(bench, compared, options.pasts)
-    print("\n" + tables.past_table(by_past, options.pasts))
-    print("\n" + tables.gain_table(by_past, options.pasts))
-    first = compared[0].memory
-    print("\n" + tables.paired_table(by_past, options.pasts, first))
+    pasts = bench.options.pasts
+    by_past = {
+        run.memory: [
+            bench.by_seed(run, Way(), past + TARGETS, reach=max(pasts) + TARGETS) for past in pasts
+        ]
+        for run in compared
+    }
+    lines = []
+    for memory, of_past in by_past.items():
+        last = mean(of_past[-1])
+        line = [memory, *(f"{mean(every).perplexity:.2f}" for every in of_past)]
+        lines.append([*line, f"{last.attended:.0f}", f"{last.state / 1024:,.0f}"])
+    heads = [tokens_text(past) for past in pasts]
+    print("\n" + table(["memory", *heads, "attended", "state, KB"], lines))
+    gains = {memory: [of_past[0]] * len(pasts) for memory, of_past in by_past.items()}
+    print("\n" + ratios(f"to its own after {heads[0]}", heads, by_past, gains))
+    first, *others = by_past.items()
+    pairs = {memory: first[1] for memory, _ in others}
+    print("\n" + ratios(f"{first[0]} to", heads, pairs, dict(others)))
     return {
         "by_past": {
             memory: [[one.plain() for one in every] for every in of_past]
@@ -108,23 +120,97 @@ def perplexity(bench: Bench, compared: list[Run]) -> dict[str, Any]:
     }
 
 
+def ratios(
+    what: str, heads: list[str], these: dict[str, list[BySeed]], others: dict[str, list[BySeed]]
+) -> str:
+    """Ratios of perplexities of the same tokens, by memory and past, over texts and over seeds."""
+    lines = [
+        [
+            memory,
+            *(ratio(a, b, axis) for a, b in zip(these[memory], others[memory]) for axis in (1, 0)),
+        ]
+        for memory in others
+    ]
+    columns = [f"{head}, over {axis}" for head in heads for axis in ("texts", "seeds")]
+    return table([what, *columns], lines)
+
+
+def ratio(every: BySeed, against: BySeed, axis: int) -> str:
+    """A ratio and its 95% interval over texts (axis 1: seeds are means) or over seeds (axis 0):
+    "0.970 (0.965-0.975)".
+    """
+    losses, others = (np.stack([one.values for one in some]) for some in (every, against))
+    differences = (losses - others).mean(1 - axis)  # [seeds, texts] before
+    middle, low, high = mean_interval(differences)
+    if len(differences) < 2:
+        return f"{math.exp(middle):.3f}"
+    return f"{math.exp(middle):.3f} ({math.exp(low):.3f}-{math.exp(high):.3f})"
+
+
 def recall(bench: Bench, compared: list[Run]) -> dict[str, Any]:
     """Print the table of answers; its rows."""
     options = bench.options
-    found: dict[str, dict[int, list[list[dict[str, Any]]]]] = {}
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for run in compared:
         found[run.memory] = {}
         for length in options.lengths:
-            trials = measures.trials_of(length, options.trials, options.recall_tokens)
             if run.memory == "memorizing" and length > options.memorizing_length:
-                found[run.memory][length] = []
                 continue
-            rows = [measures.recall(bench, one, length, trials) for one in bench.of_seeds(run)]
-            found[run.memory][length] = rows
-            right = {row["task"]: row["right"] for row in rows[0]}
-            print(f"  {run.memory} {tokens_text(length)}: {right} of {trials}", flush=True)
-    print("\n" + tables.recall_table(found))
+            trials = max(5, min(options.trials, options.recall_tokens // length))
+            settings = {"length": length, "trials": trials, "seed": options.seed}
+            settings |= {"tasks": list(TASKS)}
+            rows = found[run.memory][length] = []
+            for one in bench.of_seeds(run):
+                measured = bench.measured(one)
+                compute = partial(_ask_all, measured, settings, options.threads)
+                rows += measured.kept("recall", settings, compute)
+            print(f"  {run.memory} {tokens_text(length)}: measured", flush=True)
+    print("\n" + recall_table(found, options.lengths))
     return found
+
+
+def _ask_all(measured: Measured, settings: dict[str, Any], threads: int) -> list[dict[str, Any]]:
+    """A row a task: the same questions for every model, needles in the same texts."""
+    length, trials, seed = settings["length"], settings["trials"], settings["seed"]
+    _ = measured.books  # or: texts are missing
+    about: dict[str, Any] = {
+        "model": str(measured.directory),
+        "text": [str(path) for path in measured.texts],
+    }
+    about |= {"threads": threads, "seed": seed, "trials": trials, "tasks": sorted(TASKS)}
+    model, given = measured.model, {"trials": trials, "seed": seed}
+    with tempfile.TemporaryDirectory(prefix="memstore-benchmark-") as place:
+        work = Path(place)
+        build(work, about | {"longest": length, "passage": _PASSAGE})
+        if isinstance(model, BaselineModel):
+            rows = [ask_streamed(model, work, task, length, **given) for task in TASKS]
+        else:
+            plan = Plan.load(work)
+            assert plan is not None
+            with MemoryStore.open(work / "memory", model.signature, read_only=True) as store:
+                rows = [ask(model, store, plan, task, length, **given) for task in TASKS]
+    kept = ("task", "length", "trials", "right", "seconds")
+    return [{name: row[name] for name in kept} for row in rows if row is not None]
+
+
+def recall_table(found: dict[str, dict[int, list[dict[str, Any]]]], lengths: Sequence[int]) -> str:
+    """Right answers by memory and length, of all seeds together (Wilson's interval), and of the
+    worst and best seed.
+    """
+    lines = []
+    for task in TASKS:
+        for memory, by_length in found.items():
+            line = [task, memory]
+            for length in lengths:
+                asked = [row for row in by_length.get(length, ()) if row["task"] == task]
+                shares = [row["right"] / row["trials"] for row in asked]
+                right, trials = (sum(row[name] for row in asked) for name in ("right", "trials"))
+                whole = (
+                    f"{rate(right, trials)} {min(shares):.2f}..{max(shares):.2f}" if asked else ""
+                )
+                line.append(whole)
+            lines.append(line)
+    return table(["task", "memory", *map(tokens_text, lengths)], lines)
 
 
 if __name__ == "__main__":

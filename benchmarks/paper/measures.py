@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.baselines.reading import AnyModel
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import named_model, prepare
 from benchmarks.common.reading import TARGETS, segments
-from benchmarks.common.sessions import AnyModel
 from benchmarks.common.text import Books
 from benchmarks.paper.runs import Run, runs_of
 from benchmarks.paper.scoring import Scored, Way, score

@@ -1,7 +1,7 @@
 """The models that the paper's tables compare: what each is, where it lies, and training it.
 
 Every table takes its models from one directory, --runs: a model that several tables need is trained
-once, a run that was interrupted goes on, and several processes may work on one list.
+once, and a run that was interrupted goes on. One process at a time works in it.
 
 All are trained alike, a number of steps that is the same for every memory. Those of one seed begin
 with the same weights, of a decoder without memory that has learned to look up inside a window (from
@@ -12,12 +12,11 @@ another; what a run took is written beside it.
 """
 
 import argparse
-import fcntl
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from typing import Any
 from benchmarks.baselines.config import MEMORIES
 from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import add, plain_parser
-from benchmarks.common.tables import table
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput
 from memstore.model.landmark.transformer import PRESETS
@@ -48,8 +46,7 @@ _GOING_ON = 0.5  # of the learning rates of windows, where weights are trained a
 class Run:
     """One model. memory: one of MEMORIES, "landmark", or "start", the decoder without memory that
     all others of its seed begin with. text: the name of what it is trained on, "books" or "math".
-    steps: with those of its start. jumps: of positions after each block, up to so many (the paper's
-    appendix E; 1 = none).
+    steps: with those of its start.
     """
 
     memory: str = "landmark"
@@ -58,20 +55,18 @@ class Run:
     seed: int = 0
     steps: int = STEPS
     cmt: bool = True
-    jumps: int = 1
 
     @property
     def name(self) -> str:
         """Of its directory."""
         more = [] if self.cmt else ["no-cmt"]
-        more += [f"jumps-{self.jumps}"] if self.jumps > 1 else []
         more += [f"{self.steps}-steps", f"seed-{self.seed}"]
         return "-".join([self.memory, self.text, f"preset-{self.preset}", *more])
 
     @property
     def start(self) -> "Run | None":
         """The run that this one begins with."""
-        return None if self.memory == START else replace(self, memory=START, jumps=1)
+        return None if self.memory == START else replace(self, memory=START)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -86,11 +81,7 @@ class Run:
         if self.memory == START:
             return (replace(windows, steps=begun),)
         windows = replace(
-            windows,
-            steps=first,
-            lr=_GOING_ON * windows.lr,
-            muon_lr=_GOING_ON * windows.muon_lr,
-            max_jump=self.jumps,
+            windows, steps=first, lr=_GOING_ON * windows.lr, muon_lr=_GOING_ON * windows.muon_lr
         )
         text = of["text"]
         data = replace(text.data, simple=0.7, repeats=0.0, readings=0.25)
@@ -100,7 +91,6 @@ class Run:
             cmt=self.cmt,
             negative_ramp=0.5,
             data=data,
-            max_jump=self.jumps,
         )
         return windows, memory
 
@@ -136,73 +126,59 @@ class Runs:
         return bool(spent(self.path(run)).get("finished"))
 
     def trained(self, runs: Iterable[Run]) -> list[Path]:
-        """The directories of runs, each trained now if it is not finished; those that another
-        process trains are left to it. Raises InvalidInput if some are not finished then.
+        """The directories of runs, each trained now if it is not finished. Raises InvalidInput
+        for a run that was begun otherwise, or whose texts are not named.
         """
         runs = list(runs)
         for run in runs:
-            if not self.finished(run):
-                if run.start is not None and not self.finished(run.start):
-                    self._train(run.start, wait=True)
-                self._train(run, wait=False)
-        missing = [run.name for run in runs if not self.finished(run)]
-        if missing:
-            raise InvalidInput(
-                f"{', '.join(missing)} are being trained by another process; try again when it is "
-                "done"
-            )
+            for one in (run.start, run):
+                if one is not None and not self.finished(run) and not self.finished(one):
+                    self._train(one)
         return [self.path(run) for run in runs]
 
-    def _train(self, run: Run, *, wait: bool) -> None:
-        """wait: for another process that trains it; otherwise it is left to that."""
+    def _train(self, run: Run) -> None:
         out = self.path(run)
         out.mkdir(parents=True, exist_ok=True)
-        with alone(out, wait=wait) as ours:
-            if self.finished(run):
-                return
-            if not ours:
-                print(f"{run.name}: another process trains it", flush=True)
-                return
-            texts = self._prepared(run, out)
-            said = spent(out)
-            wanted = {"run": asdict(run), "texts": [[p.name, p.stat().st_size] for p in texts]}
-            if {name: said[name] for name in wanted if name in said} not in ({}, wanted):
-                raise InvalidInput(
-                    f"{out} was begun with other texts or settings; name those, or another --runs"
-                )
-            resume = (out / "state.pt").is_file()
-            print(f"{run.name}: {'going on' if resume else 'begins'}", flush=True)
-            config = TrainConfig(
-                out=out,
-                model=replace(PRESETS[run.preset], cmt=run.cmt),
-                stages=run.stages,
-                init=None if run.start is None else self.path(run.start),
-                tokenizer=out / "tokens" / "tokenizer.json",
-                log_every=math.gcd(20, *(stage.steps for stage in run.stages)),
-                seed=run.seed,
-                precision=self._precision,
+        texts = self._prepared(run, out)
+        said = spent(out)
+        wanted = {"run": asdict(run), "texts": [[p.name, p.stat().st_size] for p in texts]}
+        if {name: said[name] for name in wanted if name in said} not in ({}, wanted):
+            raise InvalidInput(
+                f"{out} was begun with other texts or settings; name those, or another --runs"
             )
-            memory = MEMORIES.get("none" if run.memory == START else run.memory)
-            subject = Subject if memory is None else partial(BaselineSubject, memory)
-            line: dict[str, Any] = said.get("last", {})
-            said = wanted | {"cpu_seconds": said.get("cpu_seconds", 0.0), "finished": False}
-            began = time.process_time()
+        resume = (out / "state.pt").is_file()
+        print(f"{run.name}: {'going on' if resume else 'begins'}", flush=True)
+        config = TrainConfig(
+            out=out,
+            model=replace(PRESETS[run.preset], cmt=run.cmt),
+            stages=run.stages,
+            init=None if run.start is None else self.path(run.start),
+            tokenizer=out / "tokens" / "tokenizer.json",
+            log_every=math.gcd(20, *(stage.steps for stage in run.stages)),
+            seed=run.seed,
+            precision=self._precision,
+        )
+        memory = MEMORIES.get("none" if run.memory == START else run.memory)
+        subject = Subject if memory is None else partial(BaselineSubject, memory)
+        line: dict[str, Any] = said.get("last", {})
+        said = wanted | {"cpu_seconds": said.get("cpu_seconds", 0.0), "finished": False}
+        began = time.process_time()
 
-            def report(metrics: dict[str, Any]) -> None:
-                line.update(metrics)
-                if "step" in metrics and metrics["step"] % 100 == 0:
-                    shown = ("stage", "step", "tokens", "seconds", "loss")
-                    print("  " + ", ".join(f"{n} {metrics[n]}" for n in shown), flush=True)
+        def report(metrics: dict[str, Any]) -> None:
+            line.update(metrics)
+            if "step" in metrics and metrics["step"] % 100 == 0:
+                shown = ("stage", "step", "tokens", "seconds", "loss")
+                print("  " + ", ".join(f"{n} {metrics[n]}" for n in shown), flush=True)
 
-            try:
-                train(config, texts, resume=resume, report=report, subject=subject)
-                said["finished"] = True
-            finally:
-                said["cpu_seconds"] += time.process_time() - began
-                said["last"] = line
-                with replacement(out / "run.json", mode=0o644) as file:
-                    file.write(json.dumps(said, indent=1).encode())
-            print(f"{run.name}: {said['cpu_seconds'] / 60:.1f} minutes of a core", flush=True)
+        try:
+            train(config, texts, resume=resume, report=report, subject=subject)
+            said["finished"] = True
+        finally:
+            said["cpu_seconds"] += time.process_time() - began
+            said["last"] = line
+            with replacement(out / "run.json", mode=0o644) as file:
+                file.write(json.dumps(said, indent=1).encode())
+        print(f"{run.name}: {said['cpu_seconds'] / 60:.1f} minutes of a core", flush=True)
 
     def _prepared(self, run: Run, out: Path) -> list[Path]:
         """The files of a run's text, tokenised for all runs of that text and preset."""
@@ -221,27 +197,12 @@ def shared_tokens(directory: Path, name: str, texts: Sequence[Path], vocabulary:
     """
     shared = directory / f"tokens-{name}-{vocabulary}"
     shared.mkdir(parents=True, exist_ok=True)
-    with alone(shared, wait=True):
-        path = shared / "tokenizer.json"
-        if not path.exists():
-            print(f"{shared.name}: a tokenizer of {vocabulary} ids", flush=True)
-            Tokenizer.train(passages(read_documents(texts), Random(0)), vocabulary).save(path)
-        TokenCorpus.build(texts, Tokenizer.load(path), shared)
+    path = shared / "tokenizer.json"
+    if not path.exists():
+        print(f"{shared.name}: a tokenizer of {vocabulary} ids", flush=True)
+        Tokenizer.train(passages(read_documents(texts), Random(0)), vocabulary).save(path)
+    TokenCorpus.build(texts, Tokenizer.load(path), shared)
     return shared
-
-
-@contextmanager
-def alone(directory: Path, *, wait: bool) -> Iterator[bool]:
-    """Work in a directory alone; False where another process does and it is not to be waited
-    for.
-    """
-    with (directory / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
 
 
 def parser(doc: str | None, seeds: Sequence[int] = (0,)) -> argparse.ArgumentParser:
@@ -271,16 +232,3 @@ def parser(doc: str | None, seeds: Sequence[int] = (0,)) -> argparse.ArgumentPar
 def runs_of(options: argparse.Namespace) -> Runs:
     """Those of the options."""
     return Runs(options.runs, {"books": options.books, "math": options.math}, options.precision)
-
-
-def trained_table(runs: Runs, wanted: Iterable[Run]) -> str:
-    """What training took: a row a run."""
-    rows = []
-    for run in wanted:
-        said = spent(runs.path(run))
-        last = said.get("last", {})
-        minutes = f"{said['cpu_seconds'] / 60:.1f}" if said else ""
-        state = "finished" if said.get("finished") else "begun" if said else "not begun"
-        tokens = f"{last['tokens']:,}" if "tokens" in last else ""
-        rows.append([run.name, state, last.get("precision", ""), tokens, minutes])
-    return table(["run", "state", "precision", "tokens", "minutes of a core"], rows)

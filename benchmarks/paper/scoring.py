@@ -9,10 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks.baselines.past import Attended
-from benchmarks.baselines.reading import BaselineModel, Reading
-from benchmarks.common.sessions import AnyModel
-from memstore import MemoryStore
-from memstore.model.landmark.landmark_model import LandmarkModel
+from benchmarks.baselines.reading import AnyModel, BaselineModel, Reading
+from memstore import LandmarkModel, MemoryStore
 from memstore.model.landmark.landmark_session import LandmarkSession
 
 NUMBER = 2  # bytes of a number of the past: what is held in more is counted as if it were not

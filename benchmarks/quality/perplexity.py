@@ -6,9 +6,7 @@ much text, chunk by chunk, and its blocks become its memory. The targets are the
 memory:
   retrieved   retrieved blocks and the latest ones, as in a session that goes on reading
   recent      the latest top_k blocks alone
-A model of another memory (`benchmarks.baselines.train`) reads the text and then the targets: one
-column, "streamed", with the tokens that a token attended to (the mean over layers) and the bytes
-that were stored of the past. Intervals are 95%, by Student's t, of the difference of mean log
+Intervals are 95%, by Student's t, of the difference of mean log
 likelihood in the same segment, as a ratio of perplexities.
 
     python -m benchmarks.quality.perplexity --text books-test.jsonl.zst
@@ -24,45 +22,30 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.baselines.past import Attended
-from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.intervals import mean_interval
-from benchmarks.common.options import add, load_any, parser
+from benchmarks.common.options import add, load, parser
 from benchmarks.common.reading import TARGETS, Reading, segments
 from benchmarks.common.results import write_results
-from benchmarks.common.sessions import AnyModel
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.text import Books
+from memstore import LandmarkModel
 
 MODES = ("retrieved", "recent")
 
 
-def measure(model: AnyModel, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row a segment: mean negative log likelihood of its targets by mode and memory size; of
-    another memory than landmarks also what it cost.
-    """
+def measure(model: LandmarkModel, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row a segment: mean negative log likelihood of its targets by mode and memory size."""
     with tempfile.TemporaryDirectory() as cache:
         books = Books.read(options.text, model.tokenizer, Path(cache))
     for segment in segments(books, options.segments, max(options.sizes), options.seed):
         losses: dict[str, float] = {}
-        costs: dict[str, float] = {}
         for size in options.sizes:
             before = segment.before[len(segment.before) - size :]
-            if isinstance(model, BaselineModel):
-                with model.session() as session:
-                    if size:
-                        session.feed(before.tolist())
-                    session.past.attended = Attended()
-                    costs[f"bytes {size}"] = session.past.bytes
-                    scores = model.score(session, segment.targets.tolist())
-                    losses[f"streamed {size}"] = -float(scores.mean())
-                    costs[f"attended {size}"] = session.past.attended.per_token
-                continue
             with Reading(model, before) as reading:
                 for mode in MODES if size else ("recent",):
                     scores, _ = reading.score(segment.targets, retrieve=mode == "retrieved")
                     losses[f"{mode} {size}"] = -float(scores.mean())
-        yield {"book": segment.book, "start": segment.start, "losses": losses, "costs": costs}
+        yield {"book": segment.book, "start": segment.start, "losses": losses}
 
 
 def main() -> None:
@@ -73,7 +56,7 @@ def main() -> None:
     given.sizes = sorted({0, *map(tokens_number, given.sizes)})
     if len(given.sizes) < 2:
         options.error("--sizes needs a memory other than 0")
-    model = load_any(given)
+    model = load(given)
     rows, began = [], time.perf_counter()
     for row in measure(model, given):
         rows.append(row)
@@ -83,12 +66,6 @@ def main() -> None:
                 flush=True,
             )
     losses = {name: np.array([row["losses"][name] for row in rows]) for name in rows[0]["losses"]}
-    if isinstance(model, BaselineModel):
-        points = streamed(losses, rows[0]["costs"], given.sizes)
-        print(f"\n{len(rows)} segments of {TARGETS} tokens; {model.transformer.memory_config}\n")
-        print(streamed_table(points))
-        write_results(given, model, {"points": points, "segments": rows})
-        return
     losses |= {f"{mode} 0": losses["recent 0"] for mode in MODES}
     points = summary(losses, given.sizes)
     print(
@@ -116,35 +93,6 @@ def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, A
         }
         for size in sizes
     ]
-
-
-def streamed(
-    losses: dict[str, np.ndarray], costs: dict[str, float], sizes: list[int]
-) -> list[dict[str, Any]]:
-    """Perplexities of every size of the past, ratios with their intervals, and costs."""
-    return [
-        {
-            "size": size,
-            "streamed": math.exp(losses[f"streamed {size}"].mean()),
-            "to_none": ratio(losses[f"streamed {size}"], losses["streamed 0"]),
-            "to_least": ratio(losses[f"streamed {size}"], losses[f"streamed {sizes[1]}"]),
-            "attended": costs[f"attended {size}"],
-            "bytes": costs[f"bytes {size}"],
-        }
-        for size in sizes
-    ]
-
-
-def streamed_table(points: list[dict[str, Any]]) -> str:
-    """The table of another memory."""
-    least = tokens_text(points[1]["size"])
-    lines = [
-        [tokens_text(p["size"]), f"{p['streamed']:.2f}"]
-        + [interval(p[f"to_{what}"]) for what in ("none", "least")]
-        + [f"{p['attended']:.0f}", f"{p['bytes']:,}"]
-        for p in points
-    ]
-    return table(["past", "perplexity", "to none", f"to {least}", "attended", "bytes"], lines)
 
 
 def ratio(losses: np.ndarray, against: np.ndarray) -> list[float]:

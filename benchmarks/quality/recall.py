@@ -13,10 +13,7 @@ fact_unrelated (200 tokens of other text between memory and question); fact_form
 forms); fact_any (any value); rephrased (a fact stated and asked for in forms that training never
 used); of_20 and of_100 (facts that share attribute and kind of name; four questions for each set of
 a hundred); updated (one or two new values later in the passage); split (the value is in two
-blocks). The paper's own protocol is in paper.figure3b.
-
-With the --model of another memory (`benchmarks.baselines.train`) the text before a question is read
-again for each question, since that memory stores no documents.
+blocks). The paper's own protocol is in paper.figures.
 
 Intervals are Wilson's, 95%.
 
@@ -29,22 +26,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.memories import workplace
-from benchmarks.common.needle_memory import ask, ask_streamed, build, build_settings
+from benchmarks.common.needle_memory import ask, build, build_settings
 from benchmarks.common.needles import TASKS, Plan
-from benchmarks.common.options import add, load_any, parser
+from benchmarks.common.options import add, load, parser
 from benchmarks.common.results import write_results
 from benchmarks.common.tables import rate, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process
-from memstore import MemoryStore
+from memstore import LandmarkModel, MemoryStore
 from memstore.index import INDEX_KINDS
-from memstore.model.landmark.landmark_model import LandmarkModel
 
 
 def main() -> None:
     options = read_options()
-    model = load_any(options)
+    model = load(options)
     with workplace(options) as directory:
         longest = max(options.lengths)
         settings = build_settings(options, options.tasks, longest, options.passage)
@@ -68,13 +63,10 @@ def read_options() -> argparse.Namespace:
 
 def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs in a process of its own, which has read none of the text that is asked about."""
-    model = load_any(options)
-    if isinstance(model, BaselineModel):
-        kinds = {options.index[0]: ask_again(model, directory, options)}
-    else:
-        # the first kind last: it opens the memory read-only
-        order = [*options.index[1:], options.index[0]]
-        kinds = {kind: ask_stored(model, directory, kind, options) for kind in order}
+    model = load(options)
+    # the first kind last: it opens the memory read-only
+    order = [*options.index[1:], options.index[0]]
+    kinds = {kind: ask_stored(model, directory, kind, options) for kind in order}
     rows = []
     for kind, found in kinds.items():
         for row in found:
@@ -87,16 +79,6 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
                     flush=True,
                 )
     return rows
-
-
-def ask_again(
-    model: BaselineModel, directory: Path, options: argparse.Namespace
-) -> Iterator[dict[str, Any] | None]:
-    """A row a task and length, the text read again for each question."""
-    for task in options.tasks:
-        for length in options.lengths:
-            given = {"trials": options.trials, "seed": options.seed}
-            yield ask_streamed(model, directory, task, length, **given)
 
 
 def ask_stored(

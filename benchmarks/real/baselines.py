@@ -1,5 +1,5 @@
 """Other ways of choosing blocks for a question: BM25 over their words, a sentence embedding of
-each, both of them fused, and the blocks that are known to be right.
+each, and both of them fused.
 """
 
 import importlib.util
@@ -24,18 +24,6 @@ class Chooser(Protocol):
         """Of the blocks of the question's documents, in the order of the text: float32 [blocks],
         higher is better.
         """
-
-
-class Right:
-    """Knows where the answer stands: the ceiling."""
-
-    def __init__(self, blocks: Blocks) -> None:
-        self.blocks = blocks
-
-    def scores(self, question: Question) -> np.ndarray:
-        right = set(self.blocks.right(question))
-        scope = self.blocks.scope(question.documents)
-        return np.array([block in right for block in scope], np.float32)
 
 
 class Words:
@@ -130,6 +118,15 @@ class Fused:
         ranks[np.argsort(-scores, kind="stable")] = np.arange(1, len(scores) + 1)
         found: np.ndarray = np.where(scores > 0, 1 / (self.k0 + ranks), 0)
         return found.astype(np.float32)
+
+
+def chooser(name: str, blocks: Blocks, work: Path) -> Chooser:
+    """bm25, minilm, or both fused by reciprocal rank. work: MiniLM is unpacked into it."""
+    if name == "bm25":
+        return Words(blocks)
+    if name == "minilm":
+        return Sentences(blocks, minilm(work))
+    return Fused([chooser(one, blocks, work) for one in ("bm25", "minilm")])
 
 
 def minilm(work: Path) -> Path:

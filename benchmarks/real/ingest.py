@@ -2,8 +2,7 @@
 
 ingest  Tokens a second of `reader.ingest`, against the stock model of transformers reading the same
         tokens in chunks of 256 after the same prefix, over a window of 256, with its stock cache
-        and nothing stored. In turns; the ratio is the median of pairs: of the clock, and of the
-        processor time of all threads, which other programs do not disturb.
+        and nothing stored. In turns; the ratio is the median of pairs.
 peak    Peak main memory of a fresh process that ingests --peak tokens, with --host-budget bytes of
         host tier.
 
@@ -13,10 +12,8 @@ peak    Peak main memory of a fresh process that ingests --peak tokens, with --h
 import argparse
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
@@ -25,15 +22,13 @@ from benchmarks.common.main_memory import peak_bytes
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
+from benchmarks.common.text import part
 from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
-from benchmarks.real.hay import Hay
-from benchmarks.real.passage_model import parser, passage_model
-from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.real.passage_model import DTYPES, parser, passage_model
 from memstore import MemoryStore
 from memstore.disk.format.codec import CODECS
 from memstore.hf.attention_seam import cache_argument
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.training.corpus import read_documents
 
 PARTS = ["ingest", "peak"]
 
@@ -41,14 +36,14 @@ PARTS = ["ingest", "peak"]
 def main() -> None:
     options = read_options()
     prepare(options.threads)
-    hay = Hay(counting(options.model), list(read_documents(options.text)), Random(options.seed))
     found: dict[str, Any] = {}
     if "ingest" in options.parts:
         reader = passage_model(options.model, options.dtype)
         stock = Stock(options.model, options.dtype, reader)
-        found["ingest"] = against_prefill(reader, stock, hay.prose(options.tokens), options)
+        text = part(options.text, options.tokens, options.seed)
+        found["ingest"] = against_prefill(reader, stock, text, options)
     if "peak" in options.parts:
-        found["peak"] = peaks(hay, options)
+        found["peak"] = peaks(options)
     write(options, found)
 
 
@@ -101,47 +96,36 @@ class Stock:
 def against_prefill(
     reader: HuggingFacePassageModel, stock: Stock, text: str, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Tokens a second of both, by the clock and by processor time."""
+    """Tokens a second of both."""
     ids = reader.tokenizer.encode(text)
-    busy: dict[str, list[float]] = {"ingest": [], "prefill": []}
-
-    def rate(name: str, work: Callable[[], object]) -> float:
-        began = time.process_time()
-        taken, _ = timed(work)
-        busy[name].append(len(ids) / (time.process_time() - began))
-        return len(ids) / taken
 
     def stored(_: int) -> float:
         with tempfile.TemporaryDirectory() as folder, created(reader, folder, options) as store:
-            return rate("ingest", lambda: reader.ingest(text, store, name="text"))
+            return len(ids) / timed(lambda: reader.ingest(text, store, name="text", keep="kv"))[0]
 
     def prefilled(_: int) -> float:
-        return rate("prefill", lambda: stock.read(ids))
+        return len(ids) / timed(lambda: stock.read(ids))[0]
 
-    stored(-1)  # warm up
-    prefilled(-1)
-    for rates in busy.values():
-        rates.clear()
-    clock = interleaved({"ingest": stored, "prefill": prefilled}, options.repeats)
+    runs = {"ingest": stored, "prefill": prefilled}
+    for run in runs.values():
+        run(-1)  # warm up
+    measured = interleaved(runs, options.repeats)
+    ratio = paired_ratio(measured["ingest"], measured["prefill"])
     what = f"{tokens_text(len(ids))} tokens, {options.dtype}, {options.codec}"
-    lines, found = [], {}
-    for name, measured in (("clock", clock), ("processor", busy)):
-        ratio = paired_ratio(measured["ingest"], measured["prefill"])
-        medians = " / ".join(f"{statistics.median(rate):,.0f}" for rate in measured.values())
-        lines.append([what, name, medians, spread(ratio)])
-        found[name] = {"ratio": ratio, "tokens_per_second": measured}
-    head = ["document", "seconds of", "tokens a second: ingest / stock prefill", "ratio"]
-    print(table(head, lines) + "\n", flush=True)
-    return found
+    medians = " / ".join(f"{statistics.median(rates):,.0f}" for rates in measured.values())
+    head = ["document", "tokens a second: ingest / stock prefill", "ratio"]
+    print(table(head, [[what, medians, spread(ratio)]]) + "\n", flush=True)
+    return {"clock": {"ratio": ratio, "tokens_per_second": measured}}
 
 
-def peaks(hay: Hay, options: argparse.Namespace) -> list[dict[str, int]]:
+def peaks(options: argparse.Namespace) -> list[dict[str, int]]:
     """Peak main memory by length."""
     found = []
     for length in map(tokens_number, options.peak):
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / "text.txt"
-            file.write_text(_long(hay, length), encoding="utf-8")
+            some = [part(options.text, min(16384, length), at) for at in range(-(-length // 16384))]
+            file.write_text("\n".join(some), encoding="utf-8")
             found.append(in_fresh_process(weigh, file, Path(directory) / "memory", options))
     head = ["tokens", "peak MB", "MB above a short text"]
     lines = [
@@ -152,11 +136,6 @@ def peaks(hay: Hay, options: argparse.Namespace) -> list[dict[str, int]]:
     return found
 
 
-def _long(hay: Hay, tokens: int) -> str:
-    """Prose of so many tokens, of several books if need be."""
-    return "\n".join(hay.prose(min(16384, tokens)) for _ in range(-(-tokens // 16384)))
-
-
 def weigh(text: Path, memory: Path, options: argparse.Namespace) -> dict[str, int]:
     """In a process of its own: peak resident bytes of ingesting a file."""
     prepare(options.threads)
@@ -164,7 +143,7 @@ def weigh(text: Path, memory: Path, options: argparse.Namespace) -> dict[str, in
     with created(reader, memory, options, host_budget=options.host_budget) as store:
         reader.ingest("A first short text, so that all is loaded. " * 200, store, name="first")
         before = peak_bytes()
-        document = reader.ingest(text, store)
+        document = reader.ingest(text, store, keep="kv")
     return {"tokens": document.tokens, "peak": peak_bytes(), "above": peak_bytes() - before}
 
 

@@ -1,16 +1,22 @@
-"""The passage model under test, by the directory of a Hugging Face decoder, and the options that
-benchmarks of one share.
+"""The passage model under test, by the directory of a Hugging Face decoder, its answers to planted
+questions, and the options that benchmarks of one share.
 """
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from benchmarks.common.options import add, plain_parser
-from benchmarks.real.prompting import DTYPES
+from benchmarks.real.plan import Question
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.lookup_settings import CAUTION
+from memstore.model.passages.passage_session import PassageSession
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MOST = 24  # tokens of an answer
 
 
 def passage_model(
@@ -38,3 +44,25 @@ def parser(doc: str | None, dtype: str = "float32") -> argparse.ArgumentParser:
     options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
     add(options, "--dtype", dtype, "of the weights", choices=DTYPES)
     return options
+
+
+def answer(
+    reader: HuggingFacePassageModel, session: PassageSession, question: Question, most: int = MOST
+) -> tuple[float, str]:
+    """How right a session's answer is, 0..1, and what was generated ("" where it was forced);
+    nothing is said where nothing in the memory answers.
+    """
+    encode = reader.tokenizer.encode
+    state = session.ask(question.text, lambda: None)
+    if not session.answered:
+        return 0.0, ""
+    if question.primed:
+        state = session.feed(encode(question.primed))[-1]
+    if question.rule != "forced":
+        said = reader.tokenizer.decode(list(session.generate(state, most)))
+        return question.marks(said), said
+    if not question.answers:
+        return 0.0, ""
+    ids = encode(question.following)
+    states = torch.cat([state[None], session.feed(ids[:-1])])
+    return float(session.logits(states).argmax(-1).tolist() == ids), ""

@@ -1,28 +1,21 @@
-"""What is asked of a real model's memory: documents, questions, and where in the text the answer
-stands.
-"""
+"""What is asked of documents: questions, and where in the text the answer is."""
 
-import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from typing import Literal
 
-Rule = Literal["forced", "all", "any"]
+Rule = Literal["forced", "all"]
 
 
 @dataclass(frozen=True)
 class Stated:
-    """Where a document says what a question asks for: characters of its text, and the first one of
-    the value among them; None where the sentence is needed but has no value.
-    """
+    """Characters start .. stop - 1 of a document that state what a question asks for."""
 
     document: str
     start: int
     stop: int
-    value: int | None
 
 
 @dataclass(frozen=True)
@@ -30,10 +23,9 @@ class Question:
     """What is asked of some documents, in their order.
 
     text: the question as it is typed. primed: the words that begin its answer, if it is begun for
-    the model. answers: the parts of the right answer; none where the documents do not tell it.
+    the model. answers: the parts of the right answer; none where the documents do not hold it.
     rule: "forced", right if the only part is what greedy decoding goes on with after `primed`;
-    "all" or "any", the parts that occur in the answer generated. most: tokens to generate at most.
-    stated: every sentence that is needed.
+    "all", the parts that occur in the generated answer. stated: every sentence that is needed.
     """
 
     name: str
@@ -45,7 +37,6 @@ class Question:
     answers: tuple[str, ...]
     rule: Rule
     stated: tuple[Stated, ...] = ()
-    most: int = 24
 
     @property
     def following(self) -> str:
@@ -53,11 +44,9 @@ class Question:
         return self.answers[0] if self.primed.endswith(" ") else " " + self.answers[0]
 
     def marks(self, generated: str) -> float:
-        """The share of the answer's parts that occur in a text as words of their own; 1 or 0 by the
-        rule "any".
-        """
+        """The share of the answer's parts that occur in a text as words of their own."""
         found = [_occurs(part, generated) for part in self.answers]
-        return float(any(found)) if self.rule == "any" else sum(found) / max(1, len(found))
+        return sum(found) / max(1, len(found))
 
 
 @dataclass
@@ -75,24 +64,6 @@ class Plan:
         for task, length in product(dict.fromkeys(tasks), dict.fromkeys(lengths)):
             found += [q for q in self.questions if (q.task, q.length) == (task, length)][:most]
         return found
-
-    def save(self, path: Path) -> None:
-        """Write it as JSON, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(asdict(self)))
-        partial.replace(path)
-
-    @classmethod
-    def load(cls, path: Path) -> "Plan":
-        """Read what `save` wrote."""
-        content = json.loads(path.read_text())
-        questions = []
-        for row in content["questions"]:
-            row["stated"] = tuple(Stated(**stated) for stated in row["stated"])
-            row["documents"], row["answers"] = tuple(row["documents"]), tuple(row["answers"])
-            questions.append(Question(**row))
-        return cls(content["documents"], questions)
 
 
 def _occurs(part: str, text: str) -> bool:

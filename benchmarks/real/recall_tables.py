@@ -1,6 +1,4 @@
-"""The tables of recall.py: answers and their differences, blocks found, and questions that nothing
-answers.
-"""
+"""The tables of recall.py: answers, their differences, and right answers less false ones."""
 
 from collections.abc import Sequence
 
@@ -9,11 +7,7 @@ import numpy as np
 from benchmarks.common.intervals import paired_interval
 from benchmarks.common.tables import rate, table, tokens_text
 from benchmarks.real.planted import TASKS
-from benchmarks.real.results import Row
-from benchmarks.real.tuning import UNANSWERABLE, outcome, worth
-
-ABSENT = {"absent": "fact", "absent_reworded": "reworded"}  # and the answerable ones beside them
-LOST = 0.05
+from benchmarks.real.tuning import UNANSWERABLE, Row, outcome, worth
 
 
 def answers(rows: Sequence[Row], length: int, methods: Sequence[str]) -> str:
@@ -81,79 +75,6 @@ def counts(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def finds(rows: Sequence[Row], by: str = "near", best: Sequence[int] = (1, 4, 8, 16)) -> str:
-    """How often a block of the fact ("near") or the block in which its value begins ("rank") is
-    among the best, %: tasks and lengths by choosers.
-    """
-    ranked = [row for row in rows if row.get(by) is not None]
-    choosers = [name for name in _choosers(ranked) if name not in ("right", "memory-right")]
-    lines = []
-    for task, title in TASKS.items():
-        for length in sorted({row["length"] for row in ranked if row["task"] == task}):
-            cells = []
-            for chooser in choosers:
-                ranks = {
-                    row["question"]: row[by]
-                    for row in ranked
-                    if (row["task"], row["length"]) == (task, length)
-                    and _chooser(row["method"]) == chooser
-                }
-                shares = [np.mean([rank < k for rank in ranks.values()]) for k in best if ranks]
-                cells.append("/".join(f"{100 * share:.0f}" for share in shares))
-            lines.append([title, tokens_text(length), *cells])
-    what = {"near": "a block of the fact", "rank": "the block of its value"}[by]
-    head = f"{what} among the best {'/'.join(map(str, best))}, %"
-    return table([head, "tokens", *choosers], lines)
-
-
-def refusals(rows: Sequence[Row]) -> str:
-    """Of the questions that nothing answers, how many would be answered if the best score had to be
-    one that 95% of the answerable ones reach.
-    """
-    choosers = [name for name in _choosers(rows) if name != "right"]
-    lines = []
-    for absent, answerable in ABSENT.items():
-        for length in sorted({row["length"] for row in rows if row["task"] == absent}):
-            cells = []
-            for chooser in choosers:
-                those, others = (
-                    list(
-                        {
-                            row["question"]: row["best"]
-                            for row in rows
-                            if (row["task"], row["length"]) == (task, length)
-                            and _chooser(row["method"]) == chooser
-                        }.values()
-                    )
-                    for task in (absent, answerable)
-                )
-                cells.append(_false_answers(those, others))
-            lines.append([TASKS[absent], tokens_text(length), *cells])
-    return table(["false answers, 5% of the answerable lost", "tokens", *choosers], lines)
-
-
-def gate(rows: Sequence[Row]) -> str:
-    """How many questions the memory's own gate lets through: tasks by lengths."""
-    told = [row for row in rows if row["method"] == "memory"]
-    lengths = sorted({row["length"] for row in told})
-    lines = []
-    for task, title in TASKS.items():
-        passed = [
-            [row["answered"] for row in told if (row["task"], row["length"]) == (task, length)]
-            for length in lengths
-        ]
-        if any(passed):
-            lines.append([title, *(rate(sum(some), len(some)) if some else "" for some in passed)])
-    return table(["let through by the memory's gate", *map(tokens_text, lengths)], lines)
-
-
-def _false_answers(absent: Sequence[float], answerable: Sequence[float]) -> str:
-    if not absent or not answerable:
-        return ""
-    least = sorted(answerable)[int(LOST * len(answerable))]
-    return rate(sum(best >= least for best in absent), len(absent))
-
-
 def _rate(right: Sequence[float]) -> str:
     return rate(round(sum(right)), len(right)) if right else ""
 
@@ -161,12 +82,3 @@ def _rate(right: Sequence[float]) -> str:
 def _difference(by_pair: Sequence[float]) -> str:
     low, high = paired_interval(by_pair)
     return f"{np.mean(by_pair):+.3f} ({low:+.3f} to {high:+.3f})"
-
-
-def _chooser(method: str) -> str:
-    return method.partition("@")[0].removesuffix("~")
-
-
-def _choosers(rows: Sequence[Row]) -> list[str]:
-    """What chose blocks, in the order of the rows."""
-    return list(dict.fromkeys(_chooser(row["method"]) for row in rows if "best" in row))

@@ -19,22 +19,21 @@ from typing import Any
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number
+from benchmarks.common.text import part
 from benchmarks.real.passage_model import parser, passage_model
 from memstore.disk.format.document import Document
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.source_text import Text
 from memstore.store.memory_store import MemoryStore
-from memstore.training.corpus import read_documents
 
 CHANGED = "He looked at it for a while and said nothing more about number {}."
-_CHARACTERS = 4.4  # of a token, about
 
 
 def main() -> None:
     options = read_options()
     prepare(options.threads)
     reader = passage_model(options.model, options.dtype)
-    text = part(options.text, int(options.tokens * _CHARACTERS), options.seed)
+    text = part(options.text, options.tokens, options.seed)
     with tempfile.TemporaryDirectory() as place:
         rows = measure(reader, Path(place), text, options.codec, options.seed)
     first = rows["new"]
@@ -54,17 +53,6 @@ def read_options() -> argparse.Namespace:
     add(options, "--codec", "int8", "of the memory")
     add(options, "--tokens", 40_000, "of the text, about", type=tokens_number)
     return options.parse_args()
-
-
-def part(texts: list[str], characters: int, seed: int) -> str:
-    """So many characters of one of the texts that have them."""
-    long = [text for text in read_documents(texts) if len(text) >= characters]
-    if not long:
-        raise SystemExit(f"no text has {characters:,} characters; ask for fewer --tokens")
-    rng = Random(seed)
-    text = rng.choice(long)
-    start = rng.randrange(len(text) - characters + 1)
-    return text[start : start + characters]
 
 
 def measure(

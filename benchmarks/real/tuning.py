@@ -2,16 +2,14 @@
 texts, applied to others.
 """
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.real.results import Row
+Row = dict[str, Any]  # what came of one question by one method
 
 UNANSWERABLE = ("absent", "absent_reworded")
-COUNTS = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -54,17 +52,6 @@ def tune(rows: Sequence[Row]) -> dict[str, Tuned]:
         tried = [_best_threshold(k, some) for k, some in sorted(by_count.items())]
         found[name] = max(tried, key=lambda one: one.worth)
     return found
-
-
-def save(path: Path, found: Mapping[str, Tuned]) -> None:
-    """Write what was tuned as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({name: asdict(one) for name, one in found.items()}, indent=1))
-
-
-def load(path: Path) -> dict[str, Tuned]:
-    """Read what `save` wrote."""
-    return {name: Tuned(**one) for name, one in json.loads(path.read_text()).items()}
 
 
 def _weights(rows: Sequence[Row]) -> list[float]:

@@ -13,13 +13,7 @@ Recall is of the exact best --best; "same" is the share of questions with the sa
 Milliseconds are the thread's processor time, the median. The first run makes the memory and its
 lists in --work; run it again to measure.
 
-With --engine, other indexes of FAISS (factory strings; {} is the number of lists) hold the
-landmarks in lists with the same centroids. "Bounded" searches them as the lists are searched;
-"nearest" takes the --nearest landmarks of a token, as FAISS's own search returns them, in the place
-of those above a bound.
-
     python -m benchmarks.real.two_stages --text books-test.jsonl.zst --model smollm2/ --work w/
-    ... --engine "IVF{},SQ8" "IVF{},RaBitQ"
 """
 
 import argparse
@@ -30,7 +24,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 
 import faiss
@@ -42,17 +35,15 @@ from benchmarks.common.main_memory import status_bytes
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number
+from benchmarks.common.text import part
 from benchmarks.common.timing import timed
-from benchmarks.real.hay import Hay
 from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.plan import Question
 from benchmarks.real.planted import CORPORA, TASKS, load
-from benchmarks.real.prompting import counting
 from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Passage
 from memstore.index.late_interaction import INT8_STEPS
-from memstore.index.token_lists import TokenLists
 from memstore.model.passages.passage_choice import capture
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
@@ -100,8 +91,6 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     options = parser(__doc__, dtype="bfloat16")
-    options.add_argument("--engine", nargs="*", default=[], help="FAISS's, in place of the lists")
-    add(options, "--nearest", 10_000, "landmarks that a token finds with an --engine")
     options.add_argument("--work", type=Path, required=True, help="the memory is kept here")
     add(options, "--length", "128K", "tokens of a document", type=tokens_number)
     add(options, "--documents", 16, "of this length each")
@@ -115,13 +104,11 @@ def read_options() -> argparse.Namespace:
 
 def planned(options: argparse.Namespace) -> tuple[dict[str, str], list[Question]]:
     """The documents, and the questions about all of them."""
-    books = list(read_documents(options.text))
-    plan = load(CORPORA[0], books, [options.length])
+    plan = load(CORPORA[0], list(read_documents(options.text)), [options.length])
     asked = plan.of(options.tasks, [options.length], options.asked)
     documents = {name: plan.documents[name] for one in asked for name in one.documents}
-    hay = Hay(counting(options.model), books, Random(f"two stages {options.seed}"))
     for number in range(options.documents - len(documents)):
-        documents[f"books {number}"] = hay.prose(options.length)
+        documents[f"books {number}"] = part(options.text, options.length, number)
     return documents, [replace(question, documents=tuple(documents)) for question in asked]
 
 
@@ -233,7 +220,7 @@ def measure(
         found["passages"] = sum(end for _, _, end in scope)
         found["tokens"] = sum(document.tokens for document in store.documents())
 
-        def search(times: str) -> tuple[list[Scored], list[float]]:
+        def search(times: str) -> list[Scored]:
             began, spent, listed = time.perf_counter(), [], []
             for _, query in asked:
                 start = time.thread_time()
@@ -241,10 +228,10 @@ def measure(
                 spent.append(1000 * (time.thread_time() - start))
                 found.setdefault("seconds to the first", time.perf_counter() - began)
             found[f"ms, {times}"] = spent
-            return listed, spent
+            return listed
 
         search("first time")
-        listed, _ = search("again")
+        listed = search("again")
         assert len(listed[0].scores) < listed[0].blocks, "too small a memory for two stages"
         found["resident"] = {kind: size - before[kind] for kind, size in resident().items()}
         exact, spent = [], []
@@ -254,65 +241,11 @@ def measure(
             spent.append(1000 * (time.thread_time() - start))
         found["resident, exact"] = {kind: size - before[kind] for kind, size in resident().items()}
 
-        def rows_of(listed: list[Scored]) -> list[dict[str, Any]]:
-            return [
-                compare(reader, scope, question, scores, two, options.best) | {"exact ms": ms}
-                for (question, _), scores, two, ms in zip(asked, exact, listed, spent)
-            ]
-
-        rows = rows_of(listed)
-        found["engines"] = {}
-        retrieval: Any = store.retrieval
-        for kind in options.engine:
-            listed_by = retrieval._first_stage._listed
-            old = listed_by.lists
-            index, costs = engine(retrieval, old, kind)
-            for way, form in (("bounded", TokenLists), ("nearest", Nearest)):
-                lists: Any = form(index, old.lengths, old.digests, old.stride, old.sample)
-                lists.nearest, listed_by.lists = options.nearest, lists
-                search("engine")
-                listed, ms = search("engine")
-                costs["ms"] = statistics.median(ms)
-                for name in ("recall", "listed"):
-                    costs[name] = statistics.fmean(float(row[name]) for row in rows_of(listed))
-                found["engines"][f"{kind}, {way}"] = {**costs}
-                print(kind, way, costs, flush=True)
-            listed_by.lists = old
-        found.pop("ms, engine", None)
+    rows = [
+        compare(reader, scope, question, scores, two, options.best) | {"exact ms": ms}
+        for (question, _), scores, two, ms in zip(asked, exact, listed, spent)
+    ]
     return found, rows
-
-
-class Nearest(TokenLists):
-    """Lists of which a token finds so many landmarks."""
-
-    nearest = 0
-
-    def _above(self, row: np.ndarray, bound: float, lists: int) -> tuple[np.ndarray, np.ndarray]:
-        """See TokenLists."""
-        library: Any = faiss
-        params = library.SearchParametersIVF(nprobe=lists)
-        products, found = self.index.search(row[None], self.nearest, params=params)
-        there = found[0] >= 0
-        return found[0, there], products[0, there]
-
-
-def engine(retrieval: Any, old: TokenLists, kind: str) -> tuple[Any, dict[str, Any]]:
-    """An index of FAISS of the landmarks of a memory's lists, and its costs."""
-    table, catalog = retrieval.selected.table, retrieval._catalog
-    began = time.process_time()
-    lists = old.index.nlist
-    index: Any = faiss.index_factory(old.index.d, kind.format(lists), faiss.METRIC_INNER_PRODUCT)
-    index.quantizer.add(old.index.quantizer.reconstruct_n(0, lists))
-    index.train(old.sample.astype(np.float32) / INT8_STEPS)
-    trained, first = time.process_time(), 0
-    for document in sorted(retrieval._loaded):
-        with catalog.database.read() as txn:
-            run = table.tokens(txn, document)
-        rows = np.repeat(np.arange(first, first + len(run.sizes)), run.sizes)
-        index.add_with_ids(run.landmarks.astype(np.float32) / INT8_STEPS, rows)
-        first += len(run.sizes)
-    costs = {"train s": trained - began, "add s": time.process_time() - trained}
-    return index, costs | {"bytes a token": index.code_size + 8}
 
 
 def compare(

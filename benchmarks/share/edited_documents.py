@@ -22,16 +22,15 @@ from typing import Any
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
+from benchmarks.common.text import part
 from benchmarks.common.timing import timed
 from benchmarks.real.passage_model import parser, passage_model
-from benchmarks.real.stored_once import CHANGED, part
+from benchmarks.real.stored_once import CHANGED
 from memstore.disk.format.text_parts import Keep
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.source_text import Text
 from memstore.share.object_store import ObjectStore
 from memstore.store.memory_store import MemoryStore
-
-_CHARACTERS = 4.4  # of a token, about
 
 
 class Requests:
@@ -71,9 +70,9 @@ def main() -> None:
     options = read_options()
     prepare(options.threads)
     reader = passage_model(options.model, options.dtype)
-    count, characters = options.documents, int(options.tokens * _CHARACTERS)
-    text = part(options.text, count * characters, options.seed)
-    texts = [text[at * characters : (at + 1) * characters] for at in range(count)]
+    text = part(options.text, options.documents * options.tokens, options.seed)
+    characters = len(text) // options.documents
+    texts = [text[at * characters :][:characters] for at in range(options.documents)]
     with tempfile.TemporaryDirectory() as place:
         steps = Steps(reader, Path(place), options.codec)
         steps.run(texts, Random(options.seed))

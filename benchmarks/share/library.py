@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.common.options import add, plain_parser
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import table
-from benchmarks.real.stored_once import part
+from benchmarks.common.text import CHARACTERS, part
 from memstore.compute import Compute
 from memstore.documents.folder import find
 from memstore.library import ray_engine
@@ -85,7 +85,7 @@ def main() -> None:
 
 def _rounds(args: argparse.Namespace) -> list[dict[str, Any]]:
     most = args.documents * args.characters
-    text = part(args.text, (2 * args.rounds + 1) * most, args.seed)
+    text = part(args.text, (2 * args.rounds + 1) * most / CHARACTERS, args.seed)
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as path, Some(gpus=False) as engine:
         folders = iter(range(1 << 30))

@@ -31,10 +31,10 @@ import numpy as np
 import torch
 
 from benchmarks.common.main_memory import peak_bytes
-from benchmarks.common.memories import data_file, drop_cache, fill_cache, kept_memory, long_text
-from benchmarks.common.options import add, add_memory_tokens, load, parser, prepare
+from benchmarks.common.memories import data_file, drop_cache, workplace
+from benchmarks.common.options import add, load, parser, prepare
 from benchmarks.common.results import write_part
-from benchmarks.common.tables import spread, table, tokens_text
+from benchmarks.common.tables import spread, table, tokens_number, tokens_text
 from benchmarks.common.text import Books
 from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
 from memstore import LandmarkModel, MemoryStore, load_model
@@ -50,9 +50,15 @@ QUESTION = " What is the name of the old man who lives in the house near the riv
 def main() -> None:
     options = read_options()
     model = load(options)
-    with long_text(options, model) as (directory, books, text):
+    with workplace(options) as directory:
+        books = Books.read(options.text, model.tokenizer, directory / "tokens")
+        text = books.run(Random(f"memory {options.seed}"), options.memory_tokens)
+        memory = directory / f"memory-{len(text)}-{options.seed}"
         if {"decode", "first"} & set(options.parts):
-            memory = kept_memory(model, directory, text, options)
+            with (MemoryStore.open if memory.exists() else MemoryStore.create)(
+                memory, model.signature
+            ) as store:
+                model.ingest(model.tokenizer.decode(text.tolist()), store, name="book")
         if "decode" in options.parts:
             found = decode(model, memory, books, options)
             report(f"generating from {tokens_text(len(text))} tokens / without a memory", found)
@@ -71,7 +77,8 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     options = parser(__doc__)
-    add_memory_tokens(options, repeats=7)
+    add(options, "--memory-tokens", "128K", "e.g. 32K or 1M", type=tokens_number)
+    add(options, "--repeats", 7)
     add(options, "--parts", PARTS, choices=PARTS, metavar="PART")
     add(options, "--tokens", 200, "generated in every repeat")
     add(options, "--gigabytes", 1.0, "of the memory that is opened")
@@ -120,7 +127,7 @@ def first_answer(
     question = model.tokenizer.encode(QUESTION)[-16:]
 
     def seconds(cold: bool, _: int) -> float:
-        (drop_cache if cold else fill_cache)(memory)
+        drop_cache(memory) if cold else data_file(memory).read_bytes()
         began = time.perf_counter()
         with (
             MemoryStore.open(memory, model.signature, read_only=True) as store,

@@ -2,16 +2,18 @@
 
 host    Microseconds a block of a lease on 32 blocks that the host tier holds; nothing is copied.
 warm    The disk tier reads batches of 32 records that the page cache holds into slots, against
-        copying as many bytes in main memory and taking their XXH3-64.
+        copying as many bytes in main memory and taking their XXH3-64, and against os.preadv of the
+        same records at their known places, which computes no checksums.
 cold    The same with the page cache dropped for the file, against reading the records' pages with
         O_DIRECT by 4, 8 or 16 threads (the best of them), and against LMDB's own gets.
 write   A document written through MemoryStore.write_document, against as many bytes of one file
         written in a row and synced as often.
 
-Fresh random bytes, codec raw, records of three sizes. Taken in turns; medians of the repeats, and a
+Fresh random bytes, codec raw. Taken in turns; medians of the repeats, and a
 ratio is the median of the ratios within a repeat.
 
     python -m benchmarks.storage.reads
+    python -m benchmarks.storage.reads --parts warm --records "16 KB" "49 KB" "204 KB" "2 MB"
 """
 
 import argparse
@@ -34,78 +36,82 @@ import torch
 from xxhash import xxh3_64_digest
 
 from benchmarks.common.memories import workplace
-from benchmarks.common.options import add
+from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import interleaved, paired_ratio
-from benchmarks.storage.records import (
-    BATCH,
-    CHUNK_BLOCKS,
-    SHAPES,
-    Memory,
-    Shape,
-    begin,
-    gigabytes,
-    number,
-    reading_parser,
-)
+from benchmarks.storage.records import BATCH, CHUNK_BLOCKS, SHAPES, Memory, Shape
 from memstore import MemoryStore
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.keys import record_key
 from memstore.store.write.writer import COMMIT_BYTES
 
+PARTS = {
+    "host": ["host hit, µs a block"],
+    "warm": ["warm, GB/s", "of copy and checksum", "preadv, GB/s", "of preadv"],
+    "cold": ["cold, GB/s", "of O_DIRECT", "of LMDB gets"],
+    "write": ["written, GB/s", "of one file"],
+}
 WARM_BATCHES = 60  # of each kind in one repeat
 DIRECT_THREADS = (4, 8, 16)
 
 
 def main() -> None:
-    options = reading_parser(__doc__)
+    options = plain_parser(__doc__)
+    add(options, "--parts", list(PARTS), choices=PARTS)
+    add(options, "--records", ["16 KB", "204 KB", "816 KB"], "their sizes", choices=SHAPES)
+    add(options, "--megabytes", 256, "size of each memory")
     add(options, "--cold-megabytes", 16, "to read in one cold measurement")
+    add(options, "--repeats", 7)
+    add(options, "--work", None, "where memories are made (default: temporary)", type=Path)
     given = options.parse_args()
-    begin(given)
+    prepare(given.threads)
+    random.seed(given.seed)
     rows = []
     with workplace(given) as directory:
-        for shape in SHAPES:
-            rows.append(measure(directory, shape, given))
-            print(f"{shape.name} measured", flush=True)
-    head = ["record", "host hit, µs a block", "warm, GB/s", "of copy and checksum"]
-    head += ["cold, GB/s", "of O_DIRECT", "of LMDB gets", "written, GB/s", "of one file"]
-    print(table(head, [line(row) for row in rows]))
-    if max(row["cold"]["pages kept"] for row in rows) > 0.01:
+        for name in given.records:
+            rows.append({"record": name} | measure(directory, SHAPES[name], given))
+            print(f"{name} measured", flush=True)
+    heads = [head for part in given.parts for head in PARTS[part]]
+    print(table(["record", *heads], [line(row) for row in rows]))
+    if max(row.get("cold", {}).get("pages kept", 0.0) for row in rows) > 0.01:
         print("\nThe system kept more than 1% of the pages: these are not cold reads.")
     write_part(given, "reads", rows)
 
 
 def measure(directory: Path, shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
-    """A row of the table."""
+    """What every part found of one size."""
+    row: dict[str, Any] = {}
     memory = Memory(directory / "records", shape)
     memory.write(options.megabytes << 20)
-    row = {
-        "record": shape.name,
-        "host": host_hits(shape, options),
-        "warm": warm(memory, options),
-        "cold": cold(memory, options),
-    }
+    for part in options.parts:
+        if part == "host":
+            row[part] = host_hits(shape, options)
+        elif part == "write":
+            row[part] = written(directory / "document", shape, options)
+        else:
+            row[part] = (warm if part == "warm" else cold)(memory, options)
     memory.close()
     shutil.rmtree(memory.path)
-    return row | {"write": written(directory / "document", shape, options)}
+    return row
 
 
 def line(row: dict[str, Any]) -> list[str]:
     """A row as cells."""
-    warm, cold, write = row["warm"], row["cold"], row["write"]
-    return [
-        row["record"],
-        number(row["host"]),
-        number(warm["gb_s"]),
-        spread(warm["ratio"]),
-        number(cold["gb_s"]),
-        spread(cold["to direct"]) if "to direct" in cold else "refused",
-        spread(cold["to gets"]),
-        number(write["gb_s"]),
-        spread(write["ratio"]),
-    ]
+    cells = [row["record"]]
+    for part, found in row.items():
+        if part == "host":
+            cells.append(number(found))
+        elif part == "warm":
+            cells += [number(found["gb_s"]), spread(found["ratio"])]
+            cells += [number(found["preadv"]), spread(found["to preadv"])]
+        elif part == "cold":
+            direct = spread(found["to direct"]) if "to direct" in found else "refused"
+            cells += [number(found["gb_s"]), direct, spread(found["to gets"])]
+        elif part == "write":
+            cells += [number(found["gb_s"]), spread(found["ratio"])]
+    return cells
 
 
 def host_hits(shape: Shape, options: argparse.Namespace) -> float:
@@ -137,7 +143,7 @@ def host_hits(shape: Shape, options: argparse.Namespace) -> float:
 
 
 def warm(memory: Memory, options: argparse.Namespace) -> dict[str, Any]:
-    """GB/s of records in the page cache, and the ratio to a copy with a checksum."""
+    """GB/s of records in the page cache, and ratios to a copy with a checksum and to preadv."""
     shape, size = memory.shape, memory.shape.record
     slab, slots = slab_of(shape)
     source = memoryview(np.random.default_rng(0).bytes(memory.records * size))
@@ -146,6 +152,10 @@ def warm(memory: Memory, options: argparse.Namespace) -> dict[str, Any]:
     with memory.database.read() as txn:
         for _ in txn.scan("blocks"):  # brings every page into the page cache
             pass
+        keys = [record_key(RecordKey(1, block, 0)) for block in range(memory.records)]
+        places = [one for one in txn.extents_of("blocks", keys) if one is not None]
+    parts = [memoryview(bytearray(places[0].size)) for _ in range(BATCH)]
+    file = os.open(memory.file, os.O_RDONLY)
 
     def disk(_: int) -> float:
         units = units_of(shape, memory.sample(1)[0])
@@ -161,7 +171,15 @@ def warm(memory: Memory, options: argparse.Namespace) -> dict[str, Any]:
         starts = [block * size for block in memory.sample(1)[0]]
         return gigabytes(BATCH * size, run)
 
-    runs = {"disk": disk, "copy": copy}
+    def preadv(_: int) -> float:
+        def run() -> None:
+            for part, offset in zip(parts, offsets):
+                os.preadv(file, [part], offset)
+
+        offsets = [places[block].offset for block in memory.sample(1)[0]]
+        return gigabytes(BATCH * size, run)
+
+    runs = {"disk": disk, "copy": copy, "preadv": preadv}
     for _ in range(20):  # warm up
         for run in runs.values():
             run(0)
@@ -170,7 +188,13 @@ def warm(memory: Memory, options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(options.repeats):
         for name, rates in interleaved(runs, WARM_BATCHES).items():
             found[name].append(statistics.median(rates))
-    return {"gb_s": statistics.median(found["disk"]), "ratio": paired_ratio(*found.values())}
+    os.close(file)
+    return {
+        "gb_s": statistics.median(found["disk"]),
+        "ratio": paired_ratio(found["disk"], found["copy"]),
+        "preadv": statistics.median(found["preadv"]),
+        "to preadv": paired_ratio(found["disk"], found["preadv"]),
+    }
 
 
 def units_of(shape: Shape, blocks: Sequence[int]) -> list[BlockKey]:
@@ -331,6 +355,18 @@ def written(place: Path, shape: Shape, options: argparse.Namespace) -> dict[str,
         run(0)  # warm up
     found = interleaved(runs, options.repeats)
     return {"gb_s": statistics.median(found["document"]), "ratio": paired_ratio(*found.values())}
+
+
+def gigabytes(size: int, run: Callable[[], object]) -> float:
+    """GB/s."""
+    began = time.perf_counter()
+    run()
+    return size / (time.perf_counter() - began) / 1e9
+
+
+def number(value: float) -> str:
+    """Two decimals, three below 0.1."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 if __name__ == "__main__":

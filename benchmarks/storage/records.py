@@ -1,12 +1,10 @@
-"""Records of several sizes on disk, and a disk tier over them, shared by the storage benchmarks."""
+"""Records of several sizes on disk, and a disk tier over them."""
 
-import argparse
 import ctypes
 import mmap
 import os
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +13,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.memories import data_file
-from benchmarks.common.options import add, plain_parser, prepare
 from memstore.block import RecordKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.signature import Signature
@@ -32,7 +29,6 @@ CHUNK_BLOCKS = 8
 class Shape(NamedTuple):
     """A record's geometry; values are float16."""
 
-    name: str
     heads: int
     rows: int
     dim: int
@@ -53,7 +49,13 @@ class Shape(NamedTuple):
         return Signature("aa", "bb", {}, "float16", 1, (0,), self.heads, self.dim, self.rows)
 
 
-SHAPES = (Shape("16 KB", 4, 32, 32), Shape("204 KB", 8, 50, 128), Shape("816 KB", 32, 50, 128))
+SHAPES = {
+    "16 KB": Shape(4, 32, 32),
+    "49 KB": Shape(3, 64, 64),
+    "204 KB": Shape(8, 50, 128),
+    "816 KB": Shape(32, 50, 128),
+    "2 MB": Shape(32, 128, 128),
+}
 
 
 def random_tensor(*shape: int) -> Tensor:
@@ -82,22 +84,20 @@ class Memory:
         """The data file."""
         return data_file(self.path)
 
-    def write(self, size: int, blocks: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+    def write(self, size: int) -> None:
         """Add records of `size` bytes, in transactions of COMMIT_BYTES."""
         each = max(1, COMMIT_BYTES // self.shape.record)
         with self.database.writer():
             for first in range(self.records, self.records + size // self.shape.record, each):
                 end = min(first + each, self.records + size // self.shape.record)
-                fresh = blocks or [
-                    tuple(random_tensor(2, *self.shape[1:])) for _ in range(first, end)
-                ]
+                fresh = [tuple(random_tensor(2, *self.shape)) for _ in range(first, end)]
 
                 def work(
                     txn: Any, first: int = first, end: int = end, fresh: Sequence[Any] = fresh
                 ) -> None:
                     for block in range(first, end):
                         key = RecordKey(self.document.id, block, 0)
-                        k, v = (raw_view(x)[None] for x in fresh[(block - first) % len(fresh)])
+                        k, v = (raw_view(x)[None] for x in fresh[block - first])
                         rows, write = self.shape.rows, self.document.write
                         (record,) = self.catalog.blocks.encode(key, k, v, [rows], write)
                         self.catalog.blocks.put(txn, key, record)
@@ -145,30 +145,3 @@ def resident(file: int) -> float:
         del array
     assert not failed
     return sum(page & 1 for page in pages) / len(pages)
-
-
-def gigabytes(size: int, run: Callable[[], object]) -> float:
-    """GB/s."""
-    began = time.perf_counter()
-    run()
-    return size / (time.perf_counter() - began) / 1e9
-
-
-def number(value: float) -> str:
-    """Two decimals, three below 0.1."""
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
-
-
-def reading_parser(doc: str | None) -> argparse.ArgumentParser:
-    """The options of the benchmarks that time reading and writing records."""
-    options = plain_parser(doc)
-    add(options, "--megabytes", 256, "size of each memory")
-    add(options, "--repeats", 7)
-    add(options, "--work", None, "where memories are made (default: temporary)", type=Path)
-    return options
-
-
-def begin(options: argparse.Namespace) -> None:
-    """Settings of a process that measures reading."""
-    prepare(options.threads)
-    random.seed(options.seed)

@@ -5,7 +5,7 @@ would end the process where LMDB maps the file, and so may a damaged page.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,10 +27,24 @@ from memstore.disk.lmdb.database import Transaction
 from memstore.disk.lmdb.meta_pages import is_sound
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest, StoredPassage
-from memstore.errors import RESTORE, CorruptMemory, DocumentNotFound, MemoryNotFound
+from memstore.errors import (
+    RESTORE,
+    CorruptMemory,
+    DocumentNotFound,
+    InvalidInput,
+    MemoryNotFound,
+    MemstoreError,
+    ObjectNotFound,
+    StoreUnavailable,
+)
 from memstore.paths import expanded
+from memstore.share.contents import Entry
 from memstore.share.document_parts import Head, IndexRun, PartOrder, Record, Tokens
+from memstore.share.manifest import read_newest
+from memstore.share.object_store import ObjectStore, without_credentials
+from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import is_url
+from memstore.store.transfer import PublishedDocument
 
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
 _READ_BYTES = 1 << 24
@@ -75,8 +89,6 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     of a URL also StoreUnavailable, InvalidInput (repair).
     """
     if is_url(path):
-        from memstore.store.verify_published import verify_published
-
         return verify_published(str(path), repair=repair)
     path = expanded(path)
     if not (path / DATA).is_file():
@@ -345,3 +357,56 @@ def _count_references(txn: Transaction, catalog: Catalog, *, correct: bool = Fal
         for digest in missing:
             passages.correct(txn, StoredPassage(next(numbers), digest), wanted[digest])
     return wrong
+
+
+# Published memories
+
+
+def verify_published(url: str, *, repair: bool = False) -> Report:
+    """Check every byte of a published memory that a reader could use.
+
+    Raises MemoryNotFound, StoreUnavailable, CorruptMemory (its manifest), InvalidInput (repair).
+    """
+    if repair:
+        raise InvalidInput(
+            f"{without_credentials(url)} is published and is not repaired: publish the damaged "
+            "documents again with --check, from a memory that has them whole"
+        )
+    objects = open_object_store(url)
+    manifest = read_newest(objects)
+    documents = found = size = 0
+    problems: list[Problem] = []
+    for entry in manifest.entries.values():
+        try:
+            counted = PublishedDocument(objects, manifest, entry).check()
+            documents, found, size = documents + 1, found + counted[0], size + counted[1]
+        except MemstoreError as error:
+            problems.append(_problem(entry, error))
+    if manifest.lists:
+        problems += _check_lists(objects)
+    return Report(documents, found, size, problems)
+
+
+def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
+    """Are the lists as they were published? Raises StoreUnavailable."""
+    from memstore.index.index_file import Parts, Unusable, decode_file  # these import torch
+    from memstore.index.passage_files import FILE
+    from memstore.share.publication import PublishedDatabase
+    from memstore.store.retrieve.published_lists import PublishedLists
+
+    url = objects.url
+    again = f"run `memstore index --store {url}`"
+    try:
+        with closing(PublishedDatabase(objects)) as database:
+            decode_file(FILE, PublishedLists(database).content(), Parts)
+    except FileNotFoundError:  # a newer manifest has none
+        pass
+    except (CorruptMemory, ObjectNotFound, Unusable) as error:
+        yield Problem(None, "", f"{error}; {again}")
+
+
+def _problem(entry: Entry, error: MemstoreError) -> Problem:
+    """What is damaged; that the store is away is not. Raises StoreUnavailable."""
+    if isinstance(error, StoreUnavailable) and not isinstance(error, ObjectNotFound):
+        raise error
+    return Problem(None, entry.row.name, str(error))

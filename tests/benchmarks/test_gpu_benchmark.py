@@ -18,19 +18,14 @@ from support.paths import ROOT
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-from benchmarks.gpu import suite
-from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.correct import passages
+from benchmarks.gpu import correct
+from benchmarks.gpu.__main__ import PARTS, main
 from benchmarks.gpu.part import Setting
-from benchmarks.gpu.run import PARTS
-
-RUN = [name for name in PARTS if name != "suite"]  # which is pytest anew
 
 
 def begun(out: Path) -> "subprocess.Popen[str]":
     """The command, as a fork of this process, which has imported everything."""
     words = ["--device", "cpu", "--tiny", "--seconds", "9999", "--out", str(out)]
-    words += ["--parts", *RUN]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     options: dict[str, Any] = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
     return forked(main, ["benchmarks.gpu", *words], **options)
@@ -43,17 +38,17 @@ def told(out: Path) -> dict[str, Any]:
 
 def test_every_part_runs_on_a_cpu_and_a_killed_call_is_continued(tmp_path: Path) -> None:
     with begun(tmp_path) as first:
-        while not (tmp_path / "gpu.json").exists() or "correct" not in told(tmp_path)["parts"]:
+        while not (tmp_path / "gpu.json").exists() or "softmax" not in told(tmp_path)["parts"]:
             assert first.poll() is None
             time.sleep(0.05)
         first.kill()
-    before = told(tmp_path)["parts"]["rates"]
+    before = told(tmp_path)["parts"]["correct"]
     with begun(tmp_path) as second:
         said, _ = second.communicate()
     assert second.returncode == 0
     content = told(tmp_path)
-    assert content["parts"]["rates"] == before and len(content["machines"]) == 2
-    assert list(content["parts"]) == RUN
+    assert content["parts"]["correct"] == before and len(content["machines"]) == 2
+    assert list(content["parts"]) == list(PARTS)
     for name, part in content["parts"].items():
         assert "error" not in part and list(part["found"]) == part["cases"], name
         for case, found in part["found"].items():
@@ -61,17 +56,17 @@ def test_every_part_runs_on_a_cpu_and_a_killed_call_is_continued(tmp_path: Path)
             assert all(row.get("right", True) for row in found["rows"]), found
     table = (tmp_path / "gpu.md").read_text()
     assert table in said and "no number here is a GPU's" in table
-    assert table.count("\n| ") == 1 + sum(
+    assert table.count("\n| ") == 2 + sum(
         len(found["rows"]) for part in content["parts"].values() for found in part["found"].values()
     )
 
 
 def test_what_pytest_says_last_is_a_row() -> None:
-    (row,) = suite.tested("version", ["--version"])
+    (row,) = correct.tested("version", ["--version"])
     assert row.right and row.note.startswith("pytest ")
 
 
 def test_passages_on_a_device_match_the_cpu() -> None:
     with FakeDevice():
-        rows = list(passages(Setting("cuda", tiny=True), 16))
+        rows = list(correct.passages(Setting("cuda", tiny=True), 16))
     assert len(rows) == 2 and all(row.right for row in rows), rows

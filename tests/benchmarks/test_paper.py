@@ -1,6 +1,5 @@
 """The paper's tables: which runs they train and take up again, and what they count."""
 
-import json
 import math
 import sys
 from dataclasses import replace
@@ -12,10 +11,9 @@ import pytest
 
 from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.intervals import mean_interval
-from benchmarks.paper import baselines, masked, table1
+from benchmarks.paper import baselines, figures, tables
 from benchmarks.paper import runs as paper_runs
 from benchmarks.paper.measures import Measured
-from benchmarks.paper.published import TABLE_1, blocks
 from benchmarks.paper.runs import Run, Runs, spent
 from benchmarks.paper.scoring import Way, score
 from memstore.errors import InvalidInput
@@ -76,22 +74,26 @@ def test_a_run_is_trained_once_and_resumes_after_an_interrupt(
     assert spent(directory)["cpu_seconds"] > 0
 
 
-def test_table_1_trains_and_measures_each_model_once(
+def test_tables_train_and_measure_each_model_once(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(table1, "TABLE_1", [TABLE_1[n] for n in (0, 2, 3, 5)])
+    monkeypatch.setattr(tables, "TABLE_1", [tables.TABLE_1[n] for n in (0, 1, 2)])
     given = ["--books", str(book), "--test", str(book), "--texts", "2", "--steps", "2"]
     options = ["--runs", str(tmp_path), "--preset", "tiny", "--precision", "float32"]
-    monkeypatch.setattr(sys, "argv", ["table1", *given, *options])
-    table1.main()
-    printed = capsys.readouterr().out
-    lines = [line for line in printed.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + 4 and f"{blocks(2048) * 8} (2048)" in printed and "14.72" in printed
+
+    def printed(module: Any, *more: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["paper", *given, *options, *more])
+        module.main()
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+
+    lines = printed(tables)
+    assert len(lines) == (2 + 3) + (2 + 3) + (2 + 6)
+    assert f"| {tables.blocks(2048) * 8} (2048)" in lines[4] and "14.72" in lines[4]
+    few = ["--figures", "3b", "--lengths", "256", "--trials", "2"]
+    assert len(printed(figures, *few)) == 2 + 1
     for weights in tmp_path.glob("*/model.safetensors"):
         weights.unlink()  # nothing is read again
-    table1.main()
-    again = capsys.readouterr().out.splitlines()
-    assert [line for line in again if line.startswith("|")] == lines
+    assert printed(tables) == lines
 
 
 def test_baselines_are_compared_after_training(
@@ -105,36 +107,18 @@ def test_baselines_are_compared_after_training(
         return capsys.readouterr().out.splitlines()
 
     both = ["--memories", "landmark", "infini"]
-    measured = [*both, "--parts", "perplexity", "cost", "--pasts", "0", "64"]
-    measured += ["--cost-pasts", "64"]
+    measured = [*both, "--parts", "perplexity", "recall", "--pasts", "0", "64"]
+    measured += ["--lengths", "2K", "--trials", "5", "--recall-tokens", "1"]
     with pytest.raises(InvalidInput, match="--parts train"):
         run(*measured)
     run("--parts", "train", "--seeds", "1", *both)
     printed = run(*measured)
     assert "seeds 1" in printed  # of the others nothing is there
-    tables = [line for line in printed if line.startswith("| ")]
-    cost = [line.split("|") for line in tables if line.startswith("| infini") and " 64 " in line][
-        -1
-    ]
+    rows = [line.split("|")[1:] for line in printed if line.startswith("| infini")]
     heads, dim = TINY.num_heads, TINY.head_dim
     state = TINY.num_layers * heads * dim * (dim + 1) * 2 / 1024
-    assert float(cost[5]) == pytest.approx(state, abs=0.05)
-
-
-def test_an_encoder_is_trained_on_masked_text(
-    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--runs", str(tmp_path), "--preset", "tiny", "--books", str(book), "--texts", "4"]
-    options += ["--steps", "60", "--every", "60", "--top-k", "2", "--out", str(tmp_path / "m.json")]
-    monkeypatch.setattr(sys, "argv", ["masked", *options, "--test", str(book)])
-    masked.main()
-    assert len([line for line in capsys.readouterr().out.splitlines() if "|" in line]) == 4
-    first, last = json.loads((tmp_path / "m.json").read_text())["rows"]
-    assert last["all"]["perplexity"] < 0.9 * first["all"]["perplexity"]
-    assert last["2"]["perplexity"] == pytest.approx(last["all"]["perplexity"], rel=0.2)
-    monkeypatch.setattr(sys, "argv", ["masked", *options])
-    with pytest.raises(InvalidInput, match="--test"):
-        masked.main()
+    assert float(rows[0][4]) == pytest.approx(state, abs=0.5)
+    assert len([line for line in printed if line.startswith("| passkey")]) == 2
 
 
 def test_attended_tokens_and_state_are_counted(tmp_path: Path, book: Path) -> None:

@@ -47,10 +47,9 @@ def test_planted_sentences_hold_the_answers_in_other_books(corpus: str, books: l
     for question in plan.questions:
         assert set(question.documents) <= plan.documents.keys()
         assert bool(question.stated) == bool(question.answers)
+        sentences = []
         for stated in question.stated:
-            text = plan.documents[stated.document]
+            sentences.append(plan.documents[stated.document][stated.start : stated.stop])
             assert stated.document in question.documents
-            assert text[stated.start : stated.stop].strip() == text[stated.start : stated.stop]
-            if stated.value is not None:
-                assert stated.start <= stated.value < stated.stop
-                assert text[stated.value :].startswith(question.answers)
+            assert sentences[-1].strip() == sentences[-1]
+        assert all(part in " ".join(sentences) for part in question.answers), question

@@ -4,8 +4,11 @@ same command works once there is room.
 Simulated by a limit on file sizes, and by a small file system where mounting is allowed.
 """
 
+import os
 import re
+import resource
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +16,62 @@ from pathlib import Path
 import pytest
 
 from memstore.store.memory_store import MemoryStore
-from support.commands import OTHER, STORY, run, whole, write_model
-from support.full_disk import Limited, small_disk
+from support.commands import OTHER, STORY, Result, run, run_forked, write_model
+from support.synthetic_documents import is_whole
+
+
+class Limited:
+    """No file grows beyond what the largest has, and a bit."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.path = scratch / "disk"
+        self.path.mkdir(exist_ok=True)
+
+    def run_full(self, room: int, grows: Path, *arguments: object) -> Result:
+        most = (grows.stat().st_size if grows.exists() else 1 << 10) + room
+
+        return run_forked(
+            lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)), *arguments
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Mounted(Limited):
+    """A file system of its own, filled up."""
+
+    def __init__(self, scratch: Path) -> None:
+        super().__init__(scratch)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(self.path)]
+        try:
+            subprocess.run(mount, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("mounting is not allowed here")
+
+    def run_full(self, room: int, grows: Path, *arguments: object) -> Result:
+        filler = self.path / "filler"
+        with filler.open("wb", buffering=0) as out:
+            while True:
+                status = os.statvfs(self.path)
+                left = status.f_bavail * status.f_frsize - room
+                if left <= 0:
+                    break
+                out.write(bytes(min(left, 1 << 20)))
+        result = run_forked(lambda: None, *arguments)
+        filler.unlink()
+        return result
+
+    def close(self) -> None:
+        subprocess.run(["umount", str(self.path)], check=True)
+
+
+def small_disk(scratch: Path) -> Limited:
+    """A file system of its own where mounting is allowed, a limit elsewhere."""
+    try:
+        return Mounted(scratch)
+    except pytest.skip.Exception:
+        return Limited(scratch)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +153,7 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
         assert full.status == 1 and not full.out, full
         assert last.startswith("error: ") and "make room" in last and str(disk.path) in last
         assert "Traceback" not in full.err
-        assert whole(memory)
+        assert is_whole(memory)
         states = {d["name"]: d["state"] for d in listed(memory)}
         assert states == dict.fromkeys(["story", "other"], "ready") | (
             {"again": "ingesting"} if "again" in states else {}
@@ -107,7 +164,7 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
         assert run(*words).status == 0
     for made in disk.path.glob("*/data.mdb"):
         if made.parent != damaged or "repair" in command:
-            assert whole(made.parent)
+            assert is_whole(made.parent)
 
 
 def listed(memory: Path) -> list[dict[str, object]]:

@@ -1,12 +1,37 @@
 """A command that needs no model imports nothing that only models and lookups need."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from memstore.store.memory_store import MemoryStore
-from support.imported import HEAVY, imported
+from support.paths import ROOT
 from support.synthetic_documents import SIGNATURE, ingest
+
+HEAVY = ("torch", "faiss", "triton", "transformers", "tokenizers", "safetensors")
+RUN = """
+import atexit, json, sys
+@atexit.register
+def say():
+    print(json.dumps([name for name in {names!r} if name in sys.modules]), file=sys.stderr)
+{code}
+"""
+
+
+def imported(code: str, names: tuple[str, ...] = HEAVY, status: int = 0) -> list[str]:
+    """Which of the modules a new process has imported at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN.format(names=names, code=code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return json.loads(done.stderr.splitlines()[-1])
 
 
 def command(*arguments: object) -> str:

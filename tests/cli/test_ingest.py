@@ -9,7 +9,8 @@ import pytest
 
 from memstore.disk.format.codec import CODECS
 from memstore.store.memory_store import MemoryStore
-from support.commands import OTHER, intact, refused, run, start, whole
+from support.commands import OTHER, intact, refused, run, start
+from support.synthetic_documents import is_whole
 
 pytestmark = pytest.mark.usefixtures("the_model")
 
@@ -104,7 +105,7 @@ def test_the_same_command_resumes_an_ingest_after_ctrl_c(tmp_path: Path, story: 
     assert "same command" in err.splitlines()[-1] and "Traceback" not in err
     refused(run("ask", "Who?", "--store", store), "no finished document")
     refused(run("ask", "Who?", "--store", store, "--document", "book"), "ingest again")
-    assert whole(store)
+    assert is_whole(store)
     resumed = run("ingest", book, "--store", store, "--json").json["documents"][0]
     assert resumed["status"] == "resumed" and 0 < resumed["resumed_at"] < resumed["tokens"]
     intact(store, "book")

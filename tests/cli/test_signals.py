@@ -15,8 +15,9 @@ import pytest
 
 import memstore.__main__ as program
 from memstore.cli import main
-from support.commands import ROOT, run, whole, write_model
+from support.commands import ROOT, run, write_model
 from support.forked import forked
+from support.synthetic_documents import is_whole
 
 STOPS = int(os.environ.get("MEMSTORE_STOPS", "2"))  # of each command
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
@@ -103,7 +104,7 @@ def test_an_interrupted_command_leaves_the_memory_whole(
         assert process.returncode in (128 + number, 130, 0, -number), (stop, err)
         left = {entry.name for entry in work.rglob("*") if "memory" not in entry.name}
         assert left <= {"data.mdb", "lock.mdb", "writer.lock", "tmp"}, left
-        assert whole(work / "memory")
+        assert is_whole(work / "memory")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
-from support.commands import STORY, become_nobody, run, run_forked, whole, write_model
-from support.synthetic_documents import CHUNK, SIGNATURE, ingest
+from support.commands import STORY, become_nobody, run, run_forked, write_model
+from support.synthetic_documents import CHUNK, SIGNATURE, ingest, is_whole
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +107,6 @@ def test_commands_that_read_work_on_a_memory_that_cannot_be_written(
     scratch.chmod(0o777)
 
     def prepare() -> None:
-        torch.set_num_threads(1)
         os.environ["MEMSTORE_MODEL"] = str(here / "model")
         if unwritable.parent == here:
             become_nobody()
@@ -123,7 +121,7 @@ def test_commands_that_read_work_on_a_memory_that_cannot_be_written(
     ):
         if command == "verify" and unwritable.parent == here:
             continue  # it starts Python, which may lie where nobody else may run it
-        done = run_forked(prepare, scratch, *command.split(), "--store", unwritable)
+        done = run_forked(prepare, *command.split(), "--store", unwritable)
         assert done.status == 0, (command, done)
         assert "Traceback" not in done.err
     for command in (
@@ -133,7 +131,7 @@ def test_commands_that_read_work_on_a_memory_that_cannot_be_written(
         "index",
         f"import {scratch}/file --name again",
     ):
-        done = run_forked(prepare, scratch, *command.split(), "--store", unwritable)
+        done = run_forked(prepare, *command.split(), "--store", unwritable)
         assert done.status == 1 and done.err.startswith("error: "), (command, done)
         assert str(unwritable) in done.err and done.err.count("\n") == 1
-    assert whole(unwritable)
+    assert is_whole(unwritable)

@@ -16,7 +16,7 @@ from memstore.block import KV_DTYPES, RecordKey
 from memstore.disk.format.codec import CODECS, GROUP, get_codec
 from memstore.errors import CorruptBlock
 from memstore.tiers.raw_bits import from_raw, raw_view, torch_dtype
-from support.records import KEY, WRITE, decode, encode, same_bits, table_of
+from support.disk_records import KEY, WRITE, decode, encode, same_bits, table_of
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
 every_dtype = pytest.mark.parametrize("dtype", KV_DTYPES)

@@ -27,11 +27,12 @@ from support.disk_records import (
     LAYERS,
     ROWS,
     WRITE,
+    decode,
+    encode,
     keys_and_values,
     make,
     new_slab,
 )
-from support.records import decode, encode
 
 
 @pytest.fixture

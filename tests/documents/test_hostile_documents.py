@@ -24,7 +24,7 @@ from memstore.documents.converted import LIMITS, Limits
 from memstore.documents.detect import form_of
 from memstore.errors import UnreadableDocument
 from support import made_documents as made
-from support.damaged_bytes import damaged
+from support.crafted import damaged
 from support.made_documents import Section
 from support.processes import TELLS_CHILDREN, children_of, processor_seconds, runs
 

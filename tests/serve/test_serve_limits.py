@@ -18,8 +18,7 @@ import pytest
 from memstore import load_model
 from memstore.serve.settings import ServeSettings
 from support.diary import ANSWER, DIARY, LETTER, QUESTION
-from support.serving import Served, serving
-from support.serving_process import process
+from support.serving import Served, process, serving
 
 CHAT = "/v1/chat/completions"
 ASKED = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}

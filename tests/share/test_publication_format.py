@@ -24,14 +24,12 @@ from memstore.share.contents import Contents, decompressed
 from memstore.share.manifest import MAGIC, manifest_name, read_manifest, read_newest
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import PublishedDocument
-from memstore.store.verify_published import verify_published
+from memstore.store.verify import verify_published
 from support import passage_documents, synthetic_documents
-from support.crafted import WRONG, changed, places
-from support.damaged_bytes import damaged
+from support.crafted import WRONG, changed, damaged, places
 from support.places import WatchedPlace, in_memory
 from support.publishing import copy_of, send
 from support.selected_documents import create as create_selected
-from support.selected_documents import ingest as ingest_selected
 from support.synthetic_documents import SIGNATURE, ingest
 
 EXAMPLES = int(os.environ.get("MEMSTORE_PUBLISHED_HOSTILE", "25"))
@@ -61,7 +59,6 @@ class Publication:
 
 KINDS: dict[str, tuple[Callable[[Path], MemoryStore], Callable[..., object]]] = {
     "blocks": (lambda path: MemoryStore.create(path, SIGNATURE), synthetic_documents.ingest),
-    "selector": (create_selected, ingest_selected),
     "passages": (create_selected, passage_documents.ingest),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from memstore.errors import DocumentExists, DocumentNotFound, WrongModel
 from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify_published import verify_published
+from memstore.store.verify import verify_published
 from support.places import Killed, WatchedPlace
 from support.publishing import names, same_as, send
 from support.synthetic_documents import OTHER_MODEL, SIGNATURE, ingest

@@ -20,7 +20,7 @@ from memstore.share.manifest import manifest_number, read_manifest, read_newest
 from memstore.share.publish import prune, unpublish
 from memstore.share.ranges import Extent
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify_published import verify_published
+from memstore.store.verify import verify_published
 from support.passage_documents import SETTINGS, content, landmarks, passage
 from support.passage_documents import kept as kept_of
 from support.places import WatchedPlace

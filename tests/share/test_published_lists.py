@@ -14,8 +14,7 @@ from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
-from support.many_passages import add, create, everything, question
-from support.small_lists import PROPOSED, search_by_lists
+from support.many_passages import PROPOSED, add, create, everything, question, search_by_lists
 
 DOCUMENTS, EACH = 4, 300
 

@@ -34,8 +34,7 @@ from support.published import (
     units_of,
     write,
 )
-from support.services import S3_ENVIRONMENT, make_bucket, s3_server
-from support.valkey_server import Server, valkey_server
+from support.services import S3_ENVIRONMENT, Server, make_bucket, s3_server, valkey_server
 
 pytestmark = pytest.mark.services
 

@@ -14,7 +14,7 @@ from memstore.share.manifest import manifest_number, read_manifest, read_newest
 from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import PublishedDocument
-from memstore.store.verify_published import verify_published
+from memstore.store.verify import verify_published
 from support import passage_documents, synthetic_documents
 from support.places import Killed, WatchedPlace, in_memory
 from support.publishing import copy_of, segments, send

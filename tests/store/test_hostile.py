@@ -32,8 +32,7 @@ from memstore.share.manifest import FORMAT, pack
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 from support import passage_documents, selected_documents
-from support.crafted import NAN, WRONG, changed, fuzzed, places
-from support.damaged_bytes import damaged
+from support.crafted import NAN, WRONG, changed, damaged, fuzzed, places
 from support.selected_documents import QUESTION, selected
 from support.synthetic_documents import (
     BLOCK,
@@ -84,7 +83,7 @@ def case(
         fill(request.param, store)
         store.export_document("book", path / "export")
     with create(request.param, path / "memory") as store:
-        other = selected_documents.ingest if store.selector else ingest
+        other = passage_documents.ingest if store.selector else ingest
         other(store, "kept", 20, text=2)
         yield Case(store, path / "export")
 

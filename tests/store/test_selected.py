@@ -13,29 +13,16 @@ from pathlib import Path
 import pytest
 
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.runs import RUN_BLOCKS
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
-from support import passage_documents
 from support.fork_server import NAMED_ERROR, RIGHT, ForkServer
-from support.selected_documents import (
-    FORM,
-    OTHER,
-    PASSAGES,
-    QUESTION,
-    check_content,
-    create,
-    ingest,
-    selected,
-)
-from support.synthetic_documents import BLOCK, CHUNK
+from support.passage_documents import check_content, ingest
+from support.selected_documents import FORM, OTHER, PASSAGES, QUESTION, create, selected
 
-KILLS = int(os.environ.get("MEMSTORE_KILLS", "4"))
-FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "24"))
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "48"))
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
-LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
 TOKENS_ONLY = replace(FORM, words=False)
 
 
@@ -49,7 +36,7 @@ def test_what_blocks_are_found_by_comes_back_in_another_process(
     path: Path, form: IndexSpec
 ) -> None:
     with create(path, form) as store:
-        document = ingest(store, "book", 20 * CHUNK + 3)
+        document = ingest(store, "book", 80)
         if form.words:
             check_content(store, document, text=1)
     with MemoryStore.open(path, PASSAGES) as store:
@@ -66,7 +53,7 @@ def test_what_blocks_are_found_by_comes_back_in_another_process(
 def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
     with create(path) as writer, MemoryStore.open(path) as reader:
         ids = {
-            number: ingest(writer, str(number), (4 + number) * CHUNK + number, text=number).id
+            number: ingest(writer, str(number), 4 * (4 + number), text=number).id
             for number in range(1, 5)
         }
         for document in reader.documents():
@@ -76,7 +63,7 @@ def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
             reader.retrieval.token_maxima(QUESTION, [(ids[2], 0, 4)])
         with pytest.raises(DocumentNotFound):
             reader.retrieval.word_scores({7: 1.0}, [(ids[1], 0, 4), (ids[2], 0, 4)])
-        ids[3] = ingest(writer, "3", 20 * CHUNK, text=3, mode="replace").id
+        ids[3] = ingest(writer, "3", 80, text=3, mode="replace").id
         check_content(reader, reader.document("3"), text=3)
         writer.compact()
         for document in (*reader.documents(), *writer.documents()):
@@ -93,7 +80,7 @@ def test_import_into_a_memory_of_another_selector_is_refused(
     tmp_path: Path, form: IndexSpec | None
 ) -> None:
     with create(tmp_path / "one") as one:
-        ingest(one, "book", 5 * CHUNK)
+        ingest(one, "book", 20)
         one.export_document("book", tmp_path / "file")
     with MemoryStore.create(tmp_path / "two", PASSAGES, selector=form) as two:
         with pytest.raises(WrongModel, match="selector"):
@@ -108,8 +95,8 @@ def test_import_into_a_memory_of_another_selector_is_refused(
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("selected") / "memory"
     with create(path) as store:
-        ingest(store, "one", 60 * CHUNK + 5, commit_bytes=1 << 20)
-        ingest(store, "two", 10 * CHUNK, text=2, commit_bytes=1 << 20)
+        ingest(store, "one", 300, commit_bytes=1 << 20)
+        ingest(store, "two", 40, text=2, commit_bytes=1 << 20)
     return path
 
 
@@ -169,21 +156,14 @@ def test_verify_misses_no_run_that_is_missing_or_extra(sound: Path, path: Path) 
 # Flipped bytes and kills
 
 
-@pytest.mark.parametrize("kind", ["selected", "passages"])
-def test_flipped_bytes_never_yield_a_wrong_landmark(
-    children: ForkServer, sound: Path, tmp_path: Path, kind: str
-) -> None:
+def test_flipped_bytes_never_yield_a_wrong_landmark(children: ForkServer, tmp_path: Path) -> None:
     chance = random.Random(SEED + 1)
     compact = tmp_path / "compact"  # else most flips are of free pages
-    if kind == "passages":
-        with create(compact) as store:
-            passage_documents.ingest(store, "one", 40)
-            passage_documents.ingest(store, "one", 60, mode="replace")
-            store.compact()
-    else:
-        shutil.copytree(sound, compact)
-        with MemoryStore.open(compact) as store:
-            store.compact()
+    with create(compact) as store:
+        ingest(store, "one", 40)
+        ingest(store, "one", 60, mode="replace")
+        ingest(store, "two", 40, text=2)
+        store.compact()
     whole = (compact / "data.mdb").read_bytes()
     outcomes: Counter[int] = Counter()
     for trial in range(FLIPS):
@@ -193,7 +173,7 @@ def test_flipped_bytes_never_yield_a_wrong_landmark(
         path = tmp_path / str(trial)
         path.mkdir()
         (path / "data.mdb").write_bytes(data)
-        read = children.run(f"read_{kind}_job", path)
+        read = children.run("read_passages_job", path)
         died = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE)
         assert read in (RIGHT, NAMED_ERROR) or -read in died, f"trial {trial} of seed {SEED}"
         if read != RIGHT:

@@ -17,8 +17,7 @@ from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
 from memstore.store.retrieve.listed_passages import Shortlist
-from support.many_passages import add, create, everything, question
-from support.small_lists import PROPOSED, small_lists
+from support.many_passages import PROPOSED, add, create, everything, question, small_lists
 
 DOCUMENTS, EACH = 4, 300
 

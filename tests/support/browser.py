@@ -1,6 +1,5 @@
 """A real browser, driven over the DevTools protocol: Debian's Chromium, without a screen."""
 
-import base64
 import json
 import shutil
 import subprocess
@@ -146,11 +145,6 @@ class Page:
     def close(self) -> None:
         """Close the page."""
         self.call("Page.close")
-
-    def picture(self, file: Path) -> None:
-        """Write what is shown as a PNG."""
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        file.write_bytes(base64.b64decode(data))
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from memstore.cli.main import main
 from memstore.model.landmark.landmark_model import SHIPPED, save_checkpoint
 from memstore.model.landmark.transformer import ModelConfig, Transformer
 from memstore.model.tokenizer import Tokenizer
-from memstore.store.verify import verify_memory
 from support.forked import forked
 from support.paths import ROOT
+from support.synthetic_documents import is_whole
 
 STORY = (
     "The red fox lives in the old mill. The code of the red fox is 4711. Nobody else knows it.\n"
@@ -89,29 +89,17 @@ def run_apart(*arguments: object) -> Result:
     return Result(process.returncode, out, err)
 
 
-def run_forked(prepare: Callable[[], object], directory: Path, *arguments: object) -> Result:
+def run_forked(prepare: Callable[[], object], *arguments: object) -> Result:
     """The command in a forked child, after `prepare` has taken something from the child alone."""
-    out, err = directory / "forked.out", directory / "forked.err"
-    out.touch(0o666)
-    err.touch(0o666)
-    child = os.fork()
-    if not child:
-        status = 99
-        try:
-            with out.open("w") as own_out, err.open("w") as own_err:
-                sys.argv, sys.stdout, sys.stderr = (
-                    ["memstore", *map(str, arguments)],
-                    own_out,
-                    own_err,
-                )
-                prepare()
-                main()
-        except SystemExit as end:
-            status = int(end.code or 0)
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    return Result(os.waitstatus_to_exitcode(status), out.read_text(), err.read_text())
+
+    def prepared() -> None:
+        prepare()
+        command_line()
+
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = forked(prepared, ["memstore", *map(str, arguments)], text=True, **streams)
+    out, err = process.communicate()
+    return Result(process.returncode, out, err)
 
 
 def become_nobody() -> None:
@@ -136,12 +124,7 @@ def intact(store: Path, *names: str) -> None:
     assert {document["name"]: document["state"] for document in documents} == dict.fromkeys(
         names, "ready"
     )
-    assert whole(store)
-
-
-def whole(store: Path) -> bool:
-    """Is everything in the memory as it was written?"""
-    return verify_memory(store).clean
+    assert is_whole(store)
 
 
 def write_model(directory: Path, seed: int = 0, **shape: Any) -> Path:

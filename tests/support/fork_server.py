@@ -34,7 +34,7 @@ from memstore.model.landmark.landmark_model import load_model
 from memstore.store import transfer  # noqa: F401
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
-from support import killed_calls, passage_documents, selected_documents, synthetic_documents
+from support import killed_calls, passage_documents, synthetic_documents
 from support.paths import ROOT, TESTS
 from support.synthetic_documents import CHUNK, check_content, ingest
 
@@ -55,13 +55,8 @@ def ingest_job(path: str) -> int:
     return RIGHT
 
 
-def read_selected_job(path: str) -> int:
-    """Read everything that a memory with a selector says it holds, and compare."""
-    return _read_job(path, selected_documents.check_content)
-
-
 def read_passages_job(path: str) -> int:
-    """The same of documents of passages, of which keys and values may be away."""
+    """Read a memory of passages, of which keys and values may be away, and compare it."""
     return _read_job(path, partial(passage_documents.check_content, whole=False))
 
 
@@ -242,26 +237,7 @@ def python_job(output: str, code: str, *arguments: str) -> int:
     return RIGHT
 
 
-JOBS = {
-    job.__name__: job
-    for job in (
-        ingest_job,
-        read_selected_job,
-        read_passages_job,
-        several_job,
-        changes_job,
-        shared_job,
-        leave_job,
-        crowd_job,
-        killed_job,
-        index_job,
-        repair_job,
-        read_all_job,
-        verify_job,
-        check_job,
-        python_job,
-    )
-}
+JOBS = {name: job for name, job in globals().items() if name.endswith("_job") and name[0] != "_"}
 
 
 def serve() -> None:

@@ -23,7 +23,7 @@ from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import prune
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify_published import verify_published
+from memstore.store.verify import verify_published
 from support.passage_reader import reader_of
 from support.synthetic_documents import stored
 

@@ -5,6 +5,7 @@ values: vectors lie around common directions, as those of texts do.
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from memstore.disk.format.document import Document, IngestSettings
@@ -13,6 +14,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.index.block_rows import Scope
 from memstore.store.memory_store import MemoryStore
+from memstore.store.retrieve import first_stage
 
 TOKENS, WIDTH = 12, 32  # of a passage, of a landmark
 SIGNATURE = Signature("random", "random", {}, "float16", 1, (0,), 1, 8, block_size=16)
@@ -82,3 +84,19 @@ def question(text: int, passage: int, seed: int) -> tuple[torch.Tensor, torch.Te
 
 def everything(store: MemoryStore) -> Scope:
     return [(document.id, 0, document.blocks) for document in store.documents()]
+
+
+# Lists of small memories: two stages from the first token on, with few passages proposed
+
+PROPOSED = 60
+
+
+def search_by_lists(patch: pytest.MonkeyPatch) -> None:
+    """Search in two stages whatever the size."""
+    patch.setattr(first_stage, "PAYING", 1)
+    patch.setattr(first_stage, "PROPOSED", (PROPOSED, PROPOSED))
+
+
+@pytest.fixture
+def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    search_by_lists(monkeypatch)

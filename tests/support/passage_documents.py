@@ -43,10 +43,6 @@ def passages(text: int, first: int, end: int) -> list[Passage]:
     return [passage(text, block) for block in range(first, end)]
 
 
-def tokens_of(text: int, count: int) -> int:
-    return sum(len(each.ids) for each in passages(text, 0, count))
-
-
 @lru_cache(4096)
 def content(text: int, block: int) -> tuple[Tensor, Tensor]:
     """K, V [block_size, width] of a passage as they are read, which nobody changes."""

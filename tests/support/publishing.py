@@ -10,7 +10,7 @@ from memstore.share.object_store import ObjectStore
 from memstore.share.publish import PublishOptions, Report, publish
 from memstore.share.segments import SEGMENT_BYTES
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify_published import verify_published
+from memstore.store.verify import verify_published
 from support.places import WatchedPlace, in_memory
 
 

@@ -5,21 +5,23 @@ it. What is not installed is skipped with one line.
 import hmac
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from importlib.util import find_spec
+from pathlib import Path
 from random import SystemRandom
 
 import pytest
 
+BINARY = shutil.which("valkey-server") or shutil.which("redis-server")
 S3_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "never-to-be-printed",
@@ -59,6 +61,30 @@ server.main(sys.argv[1:])
 """
 
 
+def wait_until(ready: Callable[[], object]) -> None:
+    """Until a server that was started answers."""
+    for _ in range(600):
+        with suppress(OSError):
+            ready()
+            return
+        time.sleep(0.1)
+    raise RuntimeError("the server did not start")
+
+
+@contextmanager
+def running(
+    command: Sequence[str], ready: Callable[[], object], env: Mapping[str, str] = {}
+) -> Iterator[None]:
+    """A server's process, once it answers, to be killed at the end."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **quiet, env={**os.environ, **env}) as server:
+        try:
+            wait_until(ready)
+            yield
+        finally:
+            server.kill()
+
+
 @contextmanager
 def s3_server() -> Iterator[str]:
     """moto's S3 server; yields its endpoint."""
@@ -67,20 +93,12 @@ def s3_server() -> Iterator[str]:
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-c", ATOMIC_MOTO, "-H", "127.0.0.1", "-p", str(port)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **quiet, env=os.environ | S3_ENVIRONMENT) as server:
-        try:
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(f"{endpoint}/moto-api/data.json", timeout=5).read()
-                    break
-                except (urllib.error.URLError, ConnectionError):
-                    time.sleep(0.1)
-            else:
-                raise RuntimeError("moto's server did not start")
-            yield endpoint
-        finally:
-            server.kill()
+
+    def answers() -> None:
+        urllib.request.urlopen(f"{endpoint}/moto-api/data.json", timeout=5).read()
+
+    with running(command, answers, S3_ENVIRONMENT):
+        yield endpoint
 
 
 AZURE_ENVIRONMENT = {  # the account that every Azurite has, and says so
@@ -98,21 +116,10 @@ def azure_server() -> Iterator[str]:
     if program is None:
         pytest.skip("azurite is not installed: npm install -g azurite")
     port = free_port()
-    endpoint = f"http://127.0.0.1:{port}/{AZURE_ENVIRONMENT['AZURE_STORAGE_ACCOUNT_NAME']}"
     command = [program, "--blobPort", str(port), "--inMemoryPersistence", "--disableTelemetry"]
     command += ["--skipApiVersionCheck", "--silent"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **quiet) as server:
-        try:
-            for _ in range(600):
-                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                    break
-                time.sleep(0.1)
-            else:
-                raise RuntimeError("azurite's server did not start")
-            yield endpoint
-        finally:
-            server.kill()
+    with running(command, lambda: socket.create_connection(("127.0.0.1", port)).close()):
+        yield f"http://127.0.0.1:{port}/{AZURE_ENVIRONMENT['AZURE_STORAGE_ACCOUNT_NAME']}"
 
 
 def make_container(endpoint: str, name: str) -> None:
@@ -142,3 +149,56 @@ def make_bucket(endpoint: str, name: str) -> None:
         aws_access_key_id=key,
         aws_secret_access_key=secret,
     ).create_bucket(Bucket=name)
+
+
+class Server:
+    """One Valkey or Redis server; `kill` and `start` again at the same port, with nothing in it."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        if BINARY is None:
+            pytest.skip("neither valkey-server nor redis-server is installed: make services")
+        self.port, self._folder, self._options = free_port(), folder, options
+        folder.mkdir(parents=True, exist_ok=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        assert BINARY is not None
+        command = [BINARY, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        command += ["--appendonly", "no", "--dir", str(self._folder), *self._options]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, **quiet)
+        wait_until(lambda: self.tell("PING"))
+
+    def tell(self, line: str) -> str:
+        """The first part of a command's answer."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(f"{line}\r\n".encode())
+            return connection.recv(1 << 16).decode()
+
+    def hang(self) -> None:
+        """Let it answer nothing any more; it ends by `kill`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextmanager
+def valkey_server(folder: Path, *options: str) -> Iterator[Server]:
+    """A server with these options."""
+    server = Server(folder, *options)
+    try:
+        yield server
+    finally:
+        server.kill()

@@ -1,6 +1,10 @@
-"""A real server of a small memory on a free port, in a thread of the tests' process."""
+"""A real server of a small memory on a free port, in a thread of the tests' process or in one of
+its own.
+"""
 
 import asyncio
+import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +22,7 @@ from memstore.serve.app import configured
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Worker
+from support.commands import start
 from support.diary import DIARY
 
 
@@ -135,3 +140,16 @@ def serving_store(
             thread.join()
     finally:
         service.close()
+
+
+@contextmanager
+def process(memory: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """`memstore serve` as a process of its own, and where it answers."""
+    words = ["serve", "--store", memory, "--port", "0", *options, "--json"]
+    started = start(*words, fresh=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert started.stdout is not None
+        yield started, json.loads(started.stdout.readline())["url"]
+    finally:
+        started.kill()
+        started.wait()

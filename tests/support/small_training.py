@@ -8,11 +8,25 @@ from typing import Any
 
 import torch
 
+from memstore.model.landmark.transformer import ModelConfig
 from memstore.training.curriculum import Stage
 from memstore.training.subject import Subject, TrainConfig
 from memstore.training.train import train
 from support.fake_device import FakeDevice
 
+# the smallest model that trains
+MODEL = ModelConfig(
+    vocab_size=1024,
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_size=48,
+    block_size=16,
+    chunk_blocks=2,
+    top_k=2,
+)
 SMALL: dict[str, Any] = {
     "steps": 2,
     "batch": 4,

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.keys import record_key
 from memstore.disk.format.signature import Signature
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.catalog import Catalog
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.chunk import LayerBlocks
-from support.records import contents
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 4
 CHUNK_BLOCKS, TOP_K = 4, 2
@@ -159,12 +161,24 @@ def bits(values: Tensor) -> Tensor:
     return values.contiguous().view(torch.int16)
 
 
+def contents(catalog: Catalog, txn: Transaction) -> dict[bytes, bytes]:
+    """Every record of a memory, checked, as its header and payload, without the write that made it:
+    the same for two memories that were given the same.
+    """
+    found = {}
+    for document in catalog.documents(txn):
+        for key, data in catalog.blocks.walk(txn, document.id):
+            write = document.write
+            catalog.blocks.check(data, key, write)
+            header = catalog.blocks.header(data, key, write)
+            found[record_key(key)] = repr(header).encode() + data[header.start :]
+    return found
+
+
 def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
     """Everything that a memory's tables hold, without times and ids of writes: two memories of the
     same content are equal.
     """
-    from memstore.disk.tables.catalog import Catalog
-
     catalog = Catalog.open(path, read_only=True)
     try:
         with catalog.database.read() as txn:

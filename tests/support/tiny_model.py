@@ -19,27 +19,8 @@ from memstore.model.landmark.transformer import ModelConfig, Transformer
 from memstore.model.rotary import Rope
 from memstore.model.tokenizer import Tokenizer
 
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "and",
-    "river",
-    "mountain",
-    "station",
-    "letter",
-    "winter",
-    "lantern",
-    "captain",
-    "7",
-    "42",
-    "quiet",
-    "blue",
-    "window;",
-    "house.",
-    "garden,",
-    "night",
-]
+WORDS = ["the", "a", "of", "and", "river", "mountain", "station", "letter", "winter", "lantern"]
+WORDS += ["captain", "7", "42", "quiet", "blue", "window;", "house.", "garden,", "night"]
 
 
 def save_tiny_model(directory: Path, seed: int = 0, **changes: object) -> Path:

@@ -1,7 +1,6 @@
 """Training with other memories than landmarks: the same texts, resumable, and told apart."""
 
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,19 +10,15 @@ import pytest
 import torch
 
 from benchmarks.baselines import steps as baseline_steps
-from benchmarks.baselines import train as command
 from benchmarks.baselines.config import MEMORIES, MemoryConfig
 from benchmarks.baselines.reading import load_baseline
 from benchmarks.baselines.subject import BaselineSubject
-from benchmarks.common.options import named_model
-from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
-from memstore.model.landmark.transformer import PRESETS
+from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.subject import Subject, TrainConfig, new_model
 from memstore.training.train import train
-from support.small_config import MODEL
-from support.small_training import small, train_in_turns
+from support.small_training import MODEL, small, train_in_turns
 
 
 def stages() -> tuple[Stage, ...]:
@@ -117,19 +112,3 @@ def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothi
     for other in (Subject, partial(BaselineSubject, MEMORIES["none"])):
         with pytest.raises(InvalidConfig, match=r"begun with another .*'infini', 'segment': 32"):
             train(resumed, [book], resume=True, subject=other)
-
-
-def test_the_command_trains_a_memory_and_goes_on(
-    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(PRESETS, "test", MODEL)
-    monkeypatch.setattr(command, "default_curriculum", stages)
-    out = tmp_path / "run"
-    given = ["train", str(book), "--out", str(out), "--memory", "infini", "--minutes", "0.0001"]
-    for more in ([], ["--resume"]):
-        monkeypatch.setattr(sys, "argv", [*given, *more])
-        command.main()
-        assert named_model(str(out)).transformer.memory_config.kind == "infini"
-    monkeypatch.setattr(sys, "argv", given)
-    with pytest.raises(InvalidInput, match="already holds a training run"):
-        command.main()

@@ -21,8 +21,7 @@ from memstore.model.tokenizer import Tokenizer
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.subject import Precision, TrainConfig
 from memstore.training.train import train
-from support.small_config import MODEL
-from support.small_training import small, train_in_turns
+from support.small_training import MODEL, small, train_in_turns
 
 
 def stages() -> tuple[Stage, ...]:

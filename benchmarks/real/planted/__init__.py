@@ -11,11 +11,12 @@ are not part of the repository. A file has three kinds of lines:
 - a question (`plan.Question`); `stated` names a sentence by its document and its number there, and
   gives characters of it.
 
-All offsets count characters of a book as flowing text (`hay.flowing`).
+All offsets count characters of a book as flowing text (`flowing`).
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from typing import Any
 
 import zstandard
 
-from benchmarks.real.hay import flowing, next_sentence_end
 from benchmarks.real.plan import Plan, Question, Stated
 
 CORPORA = ("books-test", "books-val")
@@ -46,6 +46,7 @@ TASKS = {
 }
 TUNED = Path(__file__).parent / "tuned.json"  # K and thresholds of the published tables
 _FOLDER = Path(__file__).parent
+_SENTENCE_END = re.compile(r"(?<=[a-z][.!?])[\"”’']?(?=\s)")
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,19 @@ def load(corpus: str, texts: Sequence[str], lengths: Sequence[int]) -> Plan:
                 documents[name] = _rebuilt(rows[name], books, same)
         questions.append(_question(line, documents))
     return Plan({name: document.text for name, document in documents.items()}, questions)
+
+
+def flowing(text: str) -> str:
+    """A book as flowing text: no carriage returns, emphasis or hard line ends."""
+    text = text.replace("\r", "").replace("_", "").replace("*", "")
+    text = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+    return re.sub(r"[ \t]+", " ", re.sub(r"\n{2,}", "\n\n", text))
+
+
+def next_sentence_end(text: str, start: int) -> int:
+    """The end of the first sentence that ends at `start` or later; `start` if none does."""
+    found = _SENTENCE_END.search(text, start)
+    return found.end() if found else start
 
 
 def digest(text: str) -> str:
@@ -137,10 +151,9 @@ def _plant(excerpt: str, planted: Sequence[tuple[int, str]]) -> _Document:
 
 def _question(line: dict[str, Any], documents: dict[str, _Document]) -> Question:
     stated = []
-    for name, number, first, stop, value in line["stated"]:
+    for name, number, first, stop, _ in line["stated"]:
         start = documents[name].starts[number]
-        place = None if value is None else start + value
-        stated.append(Stated(name, start + first, start + stop, place))
+        stated.append(Stated(name, start + first, start + stop))
     return Question(
         line["question"],
         line["task"],

@@ -1,6 +1,4 @@
-"""Timing on a device, and what it can do at most, measured in the same run: what times are held
-against.
-"""
+"""Timing on a device, and its rates, measured in the same run, that times are compared with."""
 
 import statistics
 import time
@@ -15,7 +13,7 @@ ENOUGH = 3.0  # seconds of timed repeats, after which no more are taken
 _FLUSHES = 16  # a millisecond of an H200: Python launches what is timed meanwhile
 
 
-class Device:
+class Meter:
     """Medians of work on a device, between CUDA events there and by the clock on a CPU, and the
     device's rates: `stream` bytes a second of a sum, `products` operations a second of half
     precision, `load` bytes a second from (page-locked) main memory.
