@@ -242,14 +242,6 @@ def test_another_model_is_refused_by_its_name(path: Path, model_path: Path) -> N
         memstore.open(path, device="tpu9")
 
 
-def test_an_answer_shows_its_passages_in_a_notebook(path: Path) -> None:
-    with memstore.open(path, device="cpu") as memory:
-        shown = memory.ask(BARN)._repr_html_()
-        assert "4467" in shown and "diary" in shown and "lime barn" in shown
-        found = memory.search("lime <barn>")
-        assert "diary" in found._repr_html_()
-
-
 @pytest.mark.parametrize(
     ("given", "spins"),
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, None)],

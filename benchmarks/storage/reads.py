@@ -3,7 +3,10 @@
 host    Microseconds a block of a lease on 32 blocks that the host tier holds; nothing is copied.
 warm    The disk tier reads batches of 32 records that the page cache holds into slots, against
         copying as many bytes in main memory and taking their XXH3-64, and against os.preadv of the
-        same records at their known places, which computes no checksums.
+        same records at their known places, which computes no checksums. With --lmcache, a Python
+        that has LMCache (0.5.6 was measured), also against the best of some numbers of workers of
+        its `fs_native` backend, which loads batches of 32 files of the same size and number and
+        computes no checksums.
 cold    The same with the page cache dropped for the file, against reading the records' pages with
         O_DIRECT by 4, 8 or 16 threads (the best of them), and against LMDB's own gets.
 write   A document written through MemoryStore.write_document, against as many bytes of one file
@@ -14,6 +17,7 @@ ratio is the median of the ratios within a repeat.
 
     python -m benchmarks.storage.reads
     python -m benchmarks.storage.reads --parts warm --records "16 KB" "49 KB" "204 KB" "2 MB"
+    python -m benchmarks.storage.reads --parts warm --records "832 KB" "4 MB" --lmcache PYTHON
 """
 
 import argparse
@@ -23,9 +27,11 @@ import os
 import random
 import shutil
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -55,6 +61,8 @@ PARTS = {
 }
 WARM_BATCHES = 60  # of each kind in one repeat
 DIRECT_THREADS = (4, 8, 16)
+LMCACHE = Path(__file__).with_name("lmcache_files.py")
+WORKERS = (1, 2, 4)  # of LMCache
 
 
 def main() -> None:
@@ -64,6 +72,7 @@ def main() -> None:
     add(options, "--megabytes", 256, "size of each memory")
     add(options, "--cold-megabytes", 16, "to read in one cold measurement")
     add(options, "--repeats", 7)
+    add(options, "--lmcache", None, "a Python that has LMCache, for warm reads", type=str)
     add(options, "--work", None, "where memories are made (default: temporary)", type=Path)
     given = options.parse_args()
     prepare(given.threads)
@@ -73,6 +82,8 @@ def main() -> None:
         for name in given.records:
             rows.append({"record": name} | measure(directory, SHAPES[name], given))
             print(f"{name} measured", flush=True)
+    if given.lmcache is not None:
+        PARTS["warm"] += ["LMCache, GB/s", "of LMCache"]
     heads = [head for part in given.parts for head in PARTS[part]]
     print(table(["record", *heads], [line(row) for row in rows]))
     if max(row.get("cold", {}).get("pages kept", 0.0) for row in rows) > 0.01:
@@ -106,6 +117,8 @@ def line(row: dict[str, Any]) -> list[str]:
         elif part == "warm":
             cells += [number(found["gb_s"]), spread(found["ratio"])]
             cells += [number(found["preadv"]), spread(found["to preadv"])]
+            if "lmcache" in found:
+                cells += [number(found["lmcache"]), spread(found["to lmcache"])]
         elif part == "cold":
             direct = spread(found["to direct"]) if "to direct" in found else "refused"
             cells += [number(found["gb_s"]), direct, spread(found["to gets"])]
@@ -179,22 +192,63 @@ def warm(memory: Memory, options: argparse.Namespace) -> dict[str, Any]:
         offsets = [places[block].offset for block in memory.sample(1)[0]]
         return gigabytes(BATCH * size, run)
 
-    runs = {"disk": disk, "copy": copy, "preadv": preadv}
-    for _ in range(20):  # warm up
-        for run in runs.values():
-            run(0)
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    # a batch at a time: most of them end before another process gets its turn
-    for _ in range(options.repeats):
-        for name, rates in interleaved(runs, WARM_BATCHES).items():
-            found[name].append(statistics.median(rates))
+    runs: dict[str, Callable[[int], float]] = {"disk": disk, "copy": copy, "preadv": preadv}
+    with lmcache(memory, options) as loads:
+        runs |= loads
+        for _ in range(20):  # warm up
+            for run in runs.values():
+                run(0)
+        found: dict[str, list[float]] = {name: [] for name in runs}
+        # a batch at a time: most of them end before another process gets its turn
+        for _ in range(options.repeats):
+            for name, rates in interleaved(runs, WARM_BATCHES).items():
+                found[name].append(statistics.median(rates))
     os.close(file)
-    return {
+    more: dict[str, Any] = {}
+    if loads:
+        best = max(loads, key=lambda name: statistics.median(found[name]))
+        rates = found[best]
+        more = {"lmcache": statistics.median(rates), "workers": int(best.split()[1])}
+        more |= {"to lmcache": paired_ratio(found["disk"], rates)}
+    return more | {
         "gb_s": statistics.median(found["disk"]),
         "ratio": paired_ratio(found["disk"], found["copy"]),
         "preadv": statistics.median(found["preadv"]),
         "to preadv": paired_ratio(found["disk"], found["preadv"]),
     }
+
+
+@contextmanager
+def lmcache(
+    memory: Memory, options: argparse.Namespace
+) -> Iterator[dict[str, Callable[[int], float]]]:
+    """Loads of batches by LMCache for every number of workers, where it is, as GB/s."""
+    if options.lmcache is None:
+        yield {}
+        return
+    size, batches = memory.shape.record, memory.records // BATCH
+    files = memory.path.with_name("files")
+    files.mkdir()
+    quiet = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
+    with subprocess.Popen(
+        [options.lmcache, LMCACHE, files, *map(str, (size, BATCH, batches, *WORKERS))],
+        env=os.environ | quiet,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def load(workers: int, _: int) -> float:
+            print(workers, random.randrange(batches), file=asked, flush=True)
+            return BATCH * size / float(answers.readline()) / 1e9
+
+        if answers.readline() != "ready\n":
+            raise SystemExit(f"{options.lmcache} {LMCACHE} does not run; try it by hand")
+        yield {f"lmcache {workers}": partial(load, workers) for workers in WORKERS}
+    shutil.rmtree(files)
 
 
 def units_of(shape: Shape, blocks: Sequence[int]) -> list[BlockKey]:

@@ -55,6 +55,8 @@ SHAPES = {
     "204 KB": Shape(8, 50, 128),
     "816 KB": Shape(32, 50, 128),
     "2 MB": Shape(32, 128, 128),
+    "832 KB": Shape(1, 36, 5_760),  # a passage of SmolLM2-135M: 30 layers x 3 heads x 64
+    "4 MB": Shape(1, 32, 32_768),  # of an 8B model: 32 x 8 x 128
 }
 
 

@@ -239,9 +239,9 @@ def index(store: ReadStore, *, model_options: ModelOptions, as_json: Json = Fals
         )
     else:
         for layer, engine in engines.items():
-            recalls = ", ".join(map(str, engine["recall"]))
+            efforts, recalls = (", ".join(map(str, engine[x])) for x in ("effort", "recall"))
             held = f"{engine['landmarks']:,} landmarks"
-            console.say(f"layer {layer}: {held}; recall of its heads {recalls}")
+            console.say(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
         console.say(f"{built['seconds']:.1f} s")
 
 

@@ -228,9 +228,12 @@ def test_a_file_that_outgrew_the_map_is_read(path, monkeypatch):
         with other_process(code, path) as process:
             assert hear(process) == "grown"
         assert count_blocks(database) == 200
-        with pytest.raises(StorageFull, match="make room"):
-            database.write(lambda txn: fill(txn, 200, 16_000, first=1000))
+        with pytest.raises(StorageFull, match="run the command again"):
+            database.write(lambda txn: fill(txn, 1000, 16_000, first=1000))
         assert count_blocks(database) == 200
+    with Database.open(path) as database:  # which maps four times what there is
+        database.write(lambda txn: fill(txn, 400, 16_000, first=1000))
+        assert count_blocks(database) == 600
 
 
 # The writer lock

@@ -270,7 +270,7 @@ def test_refusal_lists_the_closest_passages_with_their_scores(tmp_path):
         assert absent.needed is not None and absent.sources[0].weight < absent.needed
         assert not searched.answered and reader.search(QUESTION, store).answered
         shown = str(absent).splitlines()
-        assert shown[0].startswith("Not sure") and f"{absent.needed:.2f} needed" in shown[0]
+        assert shown[0].startswith("Not sure") and f"needs {absent.needed:.2f}" in shown[0]
         assert len(shown) == 1 + len(absent.sources) and "inventory" in shown[1]
         with reader.chat(store) as chat:
             assert chat.ask("Why do whales sing?", max_new_tokens=2).refused
@@ -323,7 +323,7 @@ def test_a_memory_found_by_words_needs_no_index(tmp_path):
     with MemoryStore.open(tmp_path / "m", reader.signature, read_only=True) as made:
         assert made.codec == reader.codec == "int8"
     status, told = command("index")
-    assert status == 0 and "every passage is scored" in told  # it has words alone, and no landmarks
+    assert status == 0 and "searched exactly" in told  # it has words alone, and no landmarks
     status, told = command("search", "the copper anchor of the orchard")
     assert status == 0 and "  text.txt\n" in told
     assert "%" not in told  # scores, which have no greatest one

@@ -533,7 +533,7 @@ def test_ingest_without_room_stops_and_is_resumed_once_there_is(
 ) -> None:
     with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
         first = ingest(store, "first", 10 * CHUNK)
-        with pytest.raises(StorageFull, match="make room"):
+        with pytest.raises(StorageFull, match="run the command again"):
             ingest(store, "second", 400 * CHUNK, text=2, commit_bytes=10_000)
         second = store.document("second")
         assert second.state == "ingesting"
@@ -553,7 +553,7 @@ def test_ingest_without_room_leaves_no_row(
     name = "first" if mode == "replace" else "second"
     with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
         first = ingest(store, "first", 10 * CHUNK)
-        with pytest.raises(StorageFull, match="make room"):
+        with pytest.raises(StorageFull, match="run the command again"):
             ingest(store, name, 4000 * CHUNK, text=2, mode=mode, commit_bytes=16 << 20)
         assert store.documents() == [first]
         check_content(store, first, text=1)

@@ -52,7 +52,9 @@ from memstore.errors import (
 
 T = TypeVar("T")
 
-MAP_BYTES = 1 << 42  # of address space, not of memory; the file grows with what is written
+# of address space, not of memory; the file grows with what is written. A process has 128 TiB for
+# all of its memories.
+MAP_BYTES = 1 << 38
 MAX_READERS = 512
 _LOCK_BYTES = 64 * (MAX_READERS + 2)  # of LMDB's lock file
 _FILLED = 16 << 20  # bytes of a transaction that fills a new file
@@ -69,7 +71,12 @@ def named_lmdb_errors(path: Path) -> Iterator[None]:
 
 def _named(path: Path, error: lmdb.Error) -> MemstoreError:
     text = str(error)
-    if isinstance(error, lmdb.DiskError | lmdb.MapFullError) or any(
+    if isinstance(error, lmdb.MapFullError):
+        return StorageFull(
+            f"{path} has filled what this process mapped of it; run the command again, which maps "
+            "more and resumes, or raise the limit of address space (ulimit -v)"
+        )
+    if isinstance(error, lmdb.DiskError) or any(
         os.strerror(code) in text for code in (*NO_SPACE, errno.EIO)
     ):
         # LMDB reports a short write, which is how a disk fills up, as an input/output error.
@@ -90,10 +97,13 @@ def _named(path: Path, error: lmdb.Error) -> MemstoreError:
     return CorruptMemory(f"{path} cannot be read ({text}); run verify, or restore it from a copy")
 
 
-def _map_bytes() -> int:
-    """As many as this process may have (ulimit -v); LMDB takes the file's size if that is more."""
+def _map_bytes(file: Path) -> int:
+    """How much of a data file is mapped: room for it to grow fourfold at least, within what this
+    process may have (ulimit -v). LMDB takes the file's size if that is more.
+    """
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return MAP_BYTES if most == resource.RLIM_INFINITY else min(MAP_BYTES, most >> 14 << 12)
+    size = max(MAP_BYTES, 4 * file.stat().st_size if file.exists() else 0)
+    return size if most == resource.RLIM_INFINITY else min(size, most >> 14 << 12)
 
 
 class Version(NamedTuple):
@@ -166,7 +176,7 @@ class Environment:
         with named_lmdb_errors(self.path):
             self._inner = lmdb.open(
                 os.fsencode(self.path),
-                map_size=_map_bytes(),
+                map_size=_map_bytes(data),
                 max_readers=MAX_READERS,
                 create=new,
                 readonly=not self.writable,
@@ -326,7 +336,7 @@ class Environment:
             transaction = Transaction(inner, self.path, None)
             result = change(transaction)
             with replacement(self.path / DATA) as file:
-                _fill(Path(file.name), transaction.entries())
+                _fill(Path(file.name), transaction.entries(), _map_bytes(self.path / DATA))
                 self._sweep()
                 before_switch()
             self.rewritten += 1
@@ -337,13 +347,13 @@ class Environment:
             self._reopen()  # also shares the file again
 
 
-def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]]) -> None:
+def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]], map_bytes: int) -> None:
     """Put entries, in the order of their keys, into an empty file, which the caller syncs. LMDB's
     own compacting copies whole pages, with the deleted bytes in them. Raises lmdb.Error.
     """
     size = 0
     with lmdb.open(
-        os.fsencode(file), subdir=False, lock=False, map_size=_map_bytes(), sync=False
+        os.fsencode(file), subdir=False, lock=False, map_size=map_bytes, sync=False
     ) as environment:
         txn = environment.begin(write=True)
         for key, value in entries:
