@@ -17,10 +17,10 @@ import zstandard
 from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
-from memstore.decode import Count, Layer, unpack
+from memstore.decode import Block, Count, Layer, unpack
 from memstore.disk.format.document import Document
 from memstore.disk.tables.passage_table import DIGEST_BYTES, Digest
-from memstore.errors import CorruptBlock, CorruptMemory, MemstoreError
+from memstore.errors import CorruptBlock, CorruptMemory, InvalidInput, MemstoreError
 from memstore.share.document_parts import Head, IndexRun, Part, PartOrder, Record, Tokens
 from memstore.share.ranges import OBJECT_BYTES, Extent, Ranges, read_extents
 
@@ -28,6 +28,7 @@ Kind = Literal["tokens", "landmarks", "records"]
 Name = Annotated[str, Meta(max_length=4096)]
 
 _BATCH_BYTES = 8 << 20  # of parts that are read at once
+_MOST = 1 << 20  # values, layers and names: a decoded one takes many times its bytes
 
 
 class Place(NamedTuple):
@@ -35,7 +36,7 @@ class Place(NamedTuple):
 
     name: Name
     offset: Count
-    length: Annotated[int, Meta(ge=0, le=OBJECT_BYTES)]
+    length: Annotated[int, Meta(ge=1, le=OBJECT_BYTES)]
     digest: Annotated[int, Meta(ge=0)]
 
     @property
@@ -63,14 +64,14 @@ class Value(NamedTuple):
 
     kind: Literal["tokens", "landmarks"]
     part: Layer  # layer of landmark keys, or part of a selector's runs; 0 of tokens
-    first: Count  # token, passage or block that it begins with
+    first: Block  # token, passage or block that it begins with
 
 
 class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    values: list[tuple[Value, Place]]
+    values: Annotated[list[tuple[Value, Place]], Meta(max_length=_MOST)]
     digests: bytes
-    layers: list[Layer]
-    names: list[Name]
+    layers: Annotated[list[Layer], Meta(max_length=_MOST)]
+    names: Annotated[list[Name], Meta(max_length=_MOST)]
     records: bytes  # int64, little-endian
 
 
@@ -212,7 +213,9 @@ class Draft:
     records: dict[tuple[int, int], Stored] = field(default_factory=dict)  # by block and layer
 
     def encode(self) -> bytes:
-        """The contents as they are stored, once all other objects have names."""
+        """The contents as they are stored, once all other objects have names. Raises InvalidInput
+        where readers would refuse their size.
+        """
         names: dict[str, int] = {}
         records = np.zeros((3, self.document.blocks, len(self.layers)), "<i8")
         for (block, layer), (segment, offset, length) in self.records.items():
@@ -222,8 +225,14 @@ class Draft:
             (value, Place(segment.name, segment.start + offset, length, digest))
             for value, ((segment, offset, length), digest) in self.values.items()
         ]
-        packed = _Stored(values, b"".join(self.digests), self.layers, [*names], records.tobytes())
-        return zstandard.compress(msgspec.msgpack.encode(packed))
+        stored = _Stored(values, b"".join(self.digests), self.layers, [*names], records.tobytes())
+        packed = msgspec.msgpack.encode(stored)
+        if len(packed) > OBJECT_BYTES or len(values) > _MOST:
+            raise InvalidInput(
+                f"document {self.document.name!r} is too large to be exported or published; "
+                "ingest it as several documents"
+            )
+        return zstandard.compress(packed)
 
     def entry(self, contents: Place) -> Entry:
         """The entry of the document, once its contents are stored."""

@@ -63,7 +63,8 @@ def _spans(extents: Sequence[Extent]) -> list[tuple[Extent, list[int]]]:
             last, numbers = spans[-1]
             end = max(last.offset + last.length, offset + length)
             if offset - last.offset - last.length <= _GAP and end - last.offset <= _MOST:
-                spans[-1] = last._replace(length=end - last.offset), [*numbers, number]
+                numbers.append(number)
+                spans[-1] = last._replace(length=end - last.offset), numbers
                 continue
         spans.append((Extent(name, offset, length), [number]))
     return spans

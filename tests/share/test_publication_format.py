@@ -3,6 +3,7 @@ or the right value. MEMSTORE_PUBLISHED_HOSTILE sets the number of examples.
 """
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -201,3 +202,39 @@ def test_contents_are_refused_or_say_where_records_are(
             extent = found.record(block, layer)
             assert extent is None or (extent.name in ("own", "y") and min(extent[1:]) >= 0)
             assert extent is None or (block < 3 and layer in found.layers)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [(("tokens", 0, at), ("x", 0, 0, 0)) for at in range(2)],  # of no bytes
+        [(("landmarks", 0, 1 << 40), ("x", 0, 1, 0))],
+    ],
+)
+def test_contents_with_values_that_no_document_has_are_refused(values: list[Any]) -> None:
+    crafted = msgpack.packb([values, b"", [0], [], bytes(72)])
+    with pytest.raises(ValueError):
+        Contents.decode(zstandard.compress(crafted), Document(1, "a", "ready", 12, 3), "own")
+
+
+def test_many_names_in_few_bytes_are_refused_before_they_take_memory() -> None:
+    names = b"\xdd" + (200 << 20).to_bytes(4, "big") + bytes([0xA0]) * (200 << 20)
+    crafted = b"\x95\x90\xc4\x00\x91\x00" + names + b"\xc4\x48" + bytes(72)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="length"):
+        Contents.decode(zstandard.compress(crafted), Document(1, "a", "ready", 12, 3), "own")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 1 << 20  # KiB
+
+
+def test_contents_that_readers_would_refuse_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 200)
+        monkeypatch.setattr("memstore.share.contents.OBJECT_BYTES", 100)
+        with pytest.raises(InvalidInput, match="'a' is too large"):
+            store.publish(in_memory().url)
+        with pytest.raises(InvalidInput, match="'a' is too large"):
+            store.export_document("a", tmp_path / "a")
+        assert not (tmp_path / "a").exists()
