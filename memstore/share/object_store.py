@@ -145,6 +145,8 @@ CREDENTIALS = {  # in the environment
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
+_SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
+_FILE = re.compile("_(FILE|PATH)$|^GOOGLE_APPLICATION_CREDENTIALS$")  # a path of secrets
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 _TOO_SHORT = ("range was invalid", "invalid range", "status code: 416")  # a range after its end
 _REFUSED = (
@@ -174,8 +176,15 @@ def object_error(error: Exception, url: str, name: str) -> MemstoreError:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a message, without credentials."""
+    """The first line of a message, without secrets of the environment."""
     text = str(error).strip().split("\n", 1)[0].split(": <?xml")[0]
+    secrets = [
+        value
+        for name, value in os.environ.items()
+        if len(value) >= 4 and _SECRET.search(name.upper()) and not _FILE.search(name.upper())
+    ]
+    for value in sorted(secrets, key=len, reverse=True):  # one may begin with another
+        text = text.replace(value, "***")
     return without_credentials(text)[:300].rstrip(".") or type(error).__name__
 
 

@@ -116,12 +116,14 @@ def test_no_line_shows_a_secret_of_the_environment(
         ("AWS_SESSION_TOKEN", "a-session-of-mine"),
         ("AWS_REGION", "us-east-1"),
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:9"),
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", '"a-secret/of+mine"'),  # obstore repeats what is no object
     ):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("memstore.share.published_catalog.DEADLINE", 0.5)  # nobody is there
     for arguments in (
         ("ls", "--store", "s3://bucket/x", "--json"),
         ("share", "push", "s3://bucket/AKIAEXAMPLE", "--store", memory),
+        ("ls", "--store", "gs://bucket/x"),
         ("ls", "--store", "s3://AKIAEXAMPLE:a-secret@bucket/x"),
         ("ls", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
         ("ls", "--store", "s3://AKIAEXAMPLE:an@a-secret@bucket/x"),
