@@ -131,9 +131,13 @@ class FaissIndex(PackedIndex):
         for done, layer in enumerate(layers):
             report(done, len(layers))
             engine = self._train(layer, top_k)
-            if engine is not None and self.directory is not None:
-                with refusals(self.directory):
+            if self.directory is None:
+                continue
+            with refusals(self.directory):
+                if engine is not None:
                     write_file(self._file(layer), *engine.to_parts())
+                elif not self.directory.is_symlink():  # it may have keys of deleted documents
+                    self._file(layer).unlink(missing_ok=True)
         report(len(layers), len(layers))
         return self.describe()
 

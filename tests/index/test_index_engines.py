@@ -254,6 +254,16 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_the_file_of_an_engine_goes_with_its_keys(tmp_path: Path) -> None:
+    index, scope = filled(tmp_path / "index")
+    build(index)
+    assert [*(tmp_path / "index").iterdir()]
+    for document, _, _ in scope:
+        index.remove(document)
+    build(index)  # over too few keys for an engine
+    assert not [*(tmp_path / "index").iterdir()]
+
+
 def test_stored_engine_finds_the_same(file: Path, memory: tuple[FaissIndex, Scope]) -> None:
     opened, scope = filled(file.parent)
     q = queries(30)
