@@ -162,7 +162,6 @@ class PublishedDatabase:
     """The read-only Database of a PublishedCatalog. May be used by several threads."""
 
     read_only = True
-    limit: int | None = None
 
     def __init__(
         self,
