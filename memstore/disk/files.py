@@ -88,7 +88,7 @@ def sweep(directory: Path) -> None:
                     os.close(file)
 
 
-_INDEX_FILE = re.compile(r"(layer-\d+|queries|passages)\.idx")
+_INDEX_FILE = re.compile(r"(layer-\d+|passages)\.idx")
 
 
 def remove_index(path: Path) -> None:
