@@ -333,7 +333,7 @@ class Pruned(NamedTuple):
     """What was removed."""
 
     manifests: int
-    objects: int  # segments, lists
+    objects: int  # segments, lists, half-written files of a directory
     bytes: int  # of all of these
 
 
@@ -369,5 +369,6 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     # Manifests first, so that none names an object that is gone.
     objects.delete([found.name for found in old])
     objects.delete([found.name for found in gone])
-    size = sum(found.size for found in (*old, *gone))
-    return Pruned(len(old), len(gone), size)
+    left, size = objects.sweep(before)
+    size += sum(found.size for found in (*old, *gone))
+    return Pruned(len(old), len(gone) + left, size)

@@ -220,6 +220,19 @@ def test_a_memory_is_seen_by_another_process(url: str, tmp_path: Path) -> None:
     assert done.stdout.endswith("\nFalse\n")
 
 
+def test_what_a_killed_publisher_was_writing_is_pruned(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/library"
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 20)
+        store.publish(url)
+    left = tmp_path / "library" / "manifests" / "0123456789abcdef#1"
+    left.write_bytes(bytes(99))
+    place = open_object_store(url)
+    assert read_newest(place).number == 1  # no listing shows it
+    assert prune(place) == (0, 0, 0) and left.exists()  # it may be being written
+    assert prune(place, grace=-10) == (0, 1, 99) and not left.exists()
+
+
 def test_a_manifest_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/library"
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
