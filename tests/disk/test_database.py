@@ -367,6 +367,22 @@ def test_a_file_that_is_no_database_is_refused(path, database):
         Database.open(path)
 
 
+def test_a_meta_page_that_is_damaged_while_the_file_is_open_is_an_error(path, database):
+    """As by a copy that is put over the file of a memory in use."""
+    for number in range(3):
+        database.write(put(b"a", bytes([number])))
+    with open(path / "data.mdb", "r+b") as file:
+        whole = file.read(2 * 4096)
+        file.seek(0)
+        file.write(bytes(len(whole)))
+        file.flush()
+        with pytest.raises(CorruptMemory, match="changed by something else"):
+            get(database, b"a")
+        file.seek(0)
+        file.write(whole)
+    assert get(database, b"a") == b"\x02"
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_file_without_its_last_free_pages_is_not_called_truncated(path, seed):
     """Pages taken and freed in one batch are never written, so an intact file may be shorter than

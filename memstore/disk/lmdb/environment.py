@@ -239,9 +239,14 @@ class Environment:
         with named_lmdb_errors(self.path):
             inner = self._begin(write=False)
             try:
-                while (tree := self._tree(inner.id())) is None:  # two commits came in between
+                while (tree := self._tree(seen := inner.id())) is None:
                     inner.abort()
                     inner = self._inner.begin(buffers=True)
+                    if inner.id() == seen:  # no two commits came in between
+                        raise CorruptMemory(
+                            f"{self.path}: the file was changed by something else while it was "
+                            "open, or damaged; close it, then run verify"
+                        )
                 self._thread.transaction = Transaction(inner, self.path, tree)
                 yield self._thread.transaction
             finally:
