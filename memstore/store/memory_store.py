@@ -5,6 +5,7 @@ Its tables are open at once, its index and its tiers when something is first loo
 and torch is not imported before.
 """
 
+import os
 import shutil
 import tempfile
 import threading
@@ -135,8 +136,12 @@ class MemoryStore(Closing):
     ) -> Self:
         """A memory for the blocks of sessions, in a temporary directory. Raises as `create`."""
         place = tempfile.mkdtemp(prefix="memstore-")
-        store = cls.create(place, signature, selector=selector, **options)
-        store._removed = weakref.finalize(store, shutil.rmtree, place, ignore_errors=True)
+        try:
+            store = cls.create(place, signature, selector=selector, **options)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        store._removed = weakref.finalize(store, _remove, place, os.getpid())
         return store
 
     def close(self) -> None:
@@ -625,3 +630,9 @@ class MemoryStore(Closing):
     def _check_open(self) -> None:
         if self._closed:
             raise MemoryClosed(f"{self.place} is closed; open it again")
+
+
+def _remove(place: str, process: int) -> None:
+    """Remove a temporary directory, unless this is a fork of the process that has it open."""
+    if os.getpid() == process:
+        shutil.rmtree(place, ignore_errors=True)

@@ -4,6 +4,7 @@ processes.
 
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -618,6 +619,24 @@ def test_session_documents_live_in_memory_only() -> None:
     assert place is not None and not place.exists()
 
 
+def test_a_temporary_memory_is_removed_by_its_own_process_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(BudgetExceeded):
+        MemoryStore.in_memory(SIGNATURE, host_budget=1)
+    assert not [*tmp_path.iterdir()]
+    with MemoryStore.in_memory(SIGNATURE, host_budget=BUDGET) as store:
+        child = os.fork()
+        if not child:
+            store.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [*tmp_path.iterdir()] == [store.path]
+        ingest(store, "book", 100)
+    assert not [*tmp_path.iterdir()]
+
+
 # Export and import
 
 
@@ -730,6 +749,17 @@ def test_verify_names_and_repair_drops_a_damaged_document(path: Path) -> None:
         check_content(store, whole, text=2)
         assert is_whole(path)
         check_content(store, ingest(store, "damaged", 100), text=1)
+
+
+@pytest.mark.parametrize("table", ["blocks", "tokens", "landmarks", "documents", "passages"])
+def test_verify_reports_keys_of_impossible_numbers(path: Path, table: str) -> None:
+    with MemoryStore.create(path, SIGNATURE) as store:
+        ingest(store, "book", 100)
+    with opened_tables(path) as catalog:
+        size = catalog.database.write(lambda txn: len(next(txn.scan(table), (bytes(8),))[0]))
+        catalog.database.write(lambda txn: txn.put_checked(table, b"\xff" * size, b""))
+    (problem,) = verify_memory(path).problems
+    assert "never given out" in problem.what
 
 
 @pytest.mark.parametrize("table", ["blocks", "tokens", "landmarks", "documents"])

@@ -56,7 +56,10 @@ def _unpack_key(form: struct.Struct, key: bytes) -> tuple[Any, ...]:
         raise CorruptMemory(
             f"a key of {len(key)} bytes instead of {form.size} ({key[:32].hex()}); run verify"
         )
-    return form.unpack(key)
+    parts = form.unpack(key)
+    if parts[0] >> 62:
+        raise CorruptMemory(f"a key of number {parts[0]}, which is never given out; run verify")
+    return parts
 
 
 def read_number_key(key: bytes) -> int:
