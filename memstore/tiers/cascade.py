@@ -57,11 +57,6 @@ class Cascade:
         self.prefetcher = Prefetcher(self.top)
         self._computes, self._computed = computes, TierCounter()
 
-    def settle(self) -> None:
-        """Wait for the prefetches under way, and forget the others."""
-        self.prefetcher.cancel()
-        self.prefetcher.drain()
-
     def close(self) -> None:
         """End all threads; idempotent."""
         self.prefetcher.close()

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from memstore.block import RecordKey
 from memstore.disk.format.document import Document
-from memstore.disk.format.keys import record_key
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.block_table import BlockTable
@@ -108,17 +107,3 @@ def decode(
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Also of NaNs."""
     return a.dtype == b.dtype and np.array_equal(raw_view(a), raw_view(b))
-
-
-def contents(catalog: Catalog, txn: Transaction) -> dict[bytes, bytes]:
-    """Every record of a memory, checked, as its header and payload, without the write that made it:
-    the same for two memories that were given the same.
-    """
-    found = {}
-    for document in catalog.documents(txn):
-        for key, data in catalog.blocks.walk(txn, document.id):
-            write = document.write
-            catalog.blocks.check(data, key, write)
-            header = catalog.blocks.form.header(data, key, write)
-            found[record_key(key)] = repr(header).encode() + data[header.start :]
-    return found

@@ -153,7 +153,7 @@ def states(
         assert tiers["held"] <= budget
         if prefetch != "off" and not lookup:
             assert tiers["prefetched"] + tiers["late"]
-        store.tiers.settle()
+        store.tiers.prefetcher.drain()
         return session.logits(torch.cat(parts))
 
 
@@ -208,7 +208,7 @@ def test_session_does_not_find_a_document_forgotten_during_prefetch(
             with pytest.raises(DocumentNotFound):
                 session.feed([6])
             other.feed([5])
-            store.tiers.settle()
+            store.tiers.prefetcher.drain()
         assert {unit.document for unit in store.tiers.host._table.slots} <= {kept.id}
         check_slots(store.tiers.host)
 

@@ -16,7 +16,7 @@ from memstore.devices import usable_device
 from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.tables.catalog import Catalog, StoredAt
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput, ReadOnlyMemory
 from memstore.index import FaissIndex, Hits, PackedIndex, make_index
 from memstore.index.block_rows import Scope
@@ -60,7 +60,7 @@ class Retrieval:
             # mathematics).
             torch.promote_types(dtype, torch.float32),
             device=usable_device(options.get("device") or "cpu"),
-            directory=None if catalog is None or catalog.source else catalog.database.path / INDEX,
+            directory=None if catalog.source else catalog.database.path / INDEX,
         )
         of_units = UnitShape.of_blocks if selector is None else UnitShape.of_passages
         self.tiers = Cascade(
@@ -156,13 +156,11 @@ class Retrieval:
         passage under its own, whatever documents hold it; None of one whose keys and values are
         neither stored nor held by a cache. Raises DocumentNotFound, CorruptMemory.
         """
-        stored = [place for place in places if place[0] > 0]
         with self._catalog.database.read() as txn:
-            found = iter(self._catalog.stored_at(txn, stored))
-        every = [next(found) if place[0] > 0 else StoredAt(*place) for place in places]
+            found = self._catalog.stored_at(txn, places)
         return [
             at[:2] if at is not None and (at.stored or self._holds(at.number)) else None
-            for at in every
+            for at in found
         ]
 
     def _holds(self, passage: int) -> bool:

@@ -134,25 +134,6 @@ class SelectorIndex:
         for kind in self._held:
             self._hold(kind, scope)
 
-    def check(
-        self, lengths: Sequence[int], *, landmarks: Tensor | None, words: Sequence[Words] | None
-    ) -> IndexEntries:
-        """What is given of blocks of so many tokens each, as it is kept. Raises InvalidInput for
-        what the selector does not keep.
-        """
-        if not lengths or min(lengths) < 1:
-            raise InvalidInput(f"blocks have a token at least each, not {[*lengths][:10]}")
-        return IndexEntries.of(landmarks, words, self.spec, lengths)
-
-    def add(self, document: int, entries: IndexEntries, first: int) -> None:
-        """Make blocks first_block .. of a session known."""
-        with self._lock:
-            if entries.landmarks is not None:
-                landmarks = torch.from_numpy(entries.landmarks)
-                self._tokens.add(document, first, landmarks, entries.lengths)
-            if entries.words is not None:
-                self._words.add(document, first, entries.words)
-
     def drop(self, document: int) -> None:
         """Hold nothing of a document any longer."""
         with self._lock:
@@ -175,8 +156,7 @@ class SelectorIndex:
             raise InvalidInput(f"selector {self.spec.name} keeps no {what}; ask another way")
         catalog = self._catalog
         with self._lock:
-            # a session's own blocks are held already
-            wanted = {document for document, _, _ in scope if document > 0}
+            wanted = {document for document, _, _ in scope}
             if wanted <= self._held[kind]:
                 return
             # elsewhere both kinds come together

@@ -101,7 +101,7 @@ class Commits:
         """
 
         def work(txn: Transaction) -> None:
-            # the stored row: a commit may have succeeded and failed to give back its room
+            # the stored row: a commit that failed at its end may be stored
             row = self._catalog.row(txn, self.row.id)
             if row is not None and not row.blocks and row.state != "ready":
                 self._catalog.delete_document(txn, row.id)
