@@ -170,7 +170,7 @@ def test_a_place_tells_where_a_value_lies_in_the_file(path, database):
 
 def test_a_checked_value_is_refused_when_altered_or_under_another_key(database):
     def work(txn: Transaction) -> None:
-        stored = txn.get("meta", b"a")
+        stored = bytes(txn.view("meta", b"a"))
         assert stored is not None
         txn.put("meta", b"moved", stored)
         txn.put("documents", b"a", stored)
@@ -234,6 +234,17 @@ def test_a_file_that_outgrew_the_map_is_read(path, monkeypatch):
     with Database.open(path) as database:  # which maps four times what there is
         database.write(lambda txn: fill(txn, 400, 16_000, first=1000))
         assert count_blocks(database) == 600
+
+
+def test_a_memory_opens_where_the_address_space_is_small(path, monkeypatch):
+    """As on machines of 39-bit addresses, or with very many memories open."""
+    monkeypatch.setattr(environment, "MAP_BYTES", 1 << 52)
+    with Database.create(path, put(b"a", b"first")) as database:
+        database.write(lambda txn: fill(txn, 100, 16_000))
+        database.rewrite()
+        assert count_blocks(database) == 100
+    with Database.open(path) as database:
+        assert get(database, b"a") == b"first" and count_blocks(database) == 100
 
 
 # The writer lock

@@ -96,7 +96,7 @@ def test_a_record_moved_to_another_key_is_refused(memory):
     catalog, disk = memory
 
     def swap(txn: Transaction) -> None:
-        record = txn.get("blocks", record_key(RecordKey(1, 4, 1)))
+        record = bytes(txn.view("blocks", record_key(RecordKey(1, 4, 1))))
         assert record is not None
         catalog.blocks.put(txn, RecordKey(1, 5, 1), record)
 

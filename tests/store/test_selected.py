@@ -113,7 +113,7 @@ def test_verify_names_a_flipped_byte(sound: Path, path: Path, kind: str, number:
         part = catalog.runs.part(kind)
         keys = [key for key, _ in txn.scan("landmarks") if key[8:10] == part.to_bytes(2, "big")]
         key = [key for key in keys if key[7] == 1][number]
-        value = bytearray(txn.get("landmarks", key) or b"")
+        value = bytearray(txn.view("landmarks", key) or b"")
     value[len(value) // 2] ^= 1
     catalog.database.write(lambda txn: txn.put("landmarks", key, bytes(value)))
     catalog.close()

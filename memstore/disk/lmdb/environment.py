@@ -55,6 +55,7 @@ T = TypeVar("T")
 # of address space, not of memory; the file grows with what is written. A process has 128 TiB for
 # all of its memories.
 MAP_BYTES = 1 << 38
+_LEAST_MAP = 1 << 24
 MAX_READERS = 512
 _LOCK_BYTES = 64 * (MAX_READERS + 2)  # of LMDB's lock file
 _FILLED = 16 << 20  # bytes of a transaction that fills a new file
@@ -97,13 +98,22 @@ def _named(path: Path, error: lmdb.Error) -> MemstoreError:
     return CorruptMemory(f"{path} cannot be read ({text}); run verify, or restore it from a copy")
 
 
-def _map_bytes(file: Path) -> int:
-    """How much of a data file is mapped: room for it to grow fourfold at least, within what this
-    process may have (ulimit -v). LMDB takes the file's size if that is more.
+def _open_lmdb(path: Path, data: Path, **options: Any) -> Any:
+    """An LMDB environment, mapped so that the file `data` has room to grow fourfold at least,
+    within what this process may have (ulimit -v) and the machine's addresses leave (some processors
+    have 512 GiB). LMDB takes the file's size if that is more. Raises lmdb.Error.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    size = max(MAP_BYTES, 4 * file.stat().st_size if file.exists() else 0)
-    return size if most == resource.RLIM_INFINITY else min(size, most >> 14 << 12)
+    size = max(MAP_BYTES, 4 * data.stat().st_size if data.exists() else 0)
+    if most != resource.RLIM_INFINITY:
+        size = min(size, most >> 14 << 12)
+    while True:
+        try:
+            return lmdb.open(os.fsencode(path), map_size=size, **options)
+        except lmdb.MemoryError:
+            if size < _LEAST_MAP:
+                raise
+            size = size >> 14 << 12
 
 
 class Version(NamedTuple):
@@ -174,9 +184,9 @@ class Environment:
             if locked:  # LMDB maps it: a page that finds no room would end the process
                 take_room(lock, _LOCK_BYTES, mode_of(data) or 0o600)
         with named_lmdb_errors(self.path):
-            self._inner = lmdb.open(
-                os.fsencode(self.path),
-                map_size=_map_bytes(data),
+            self._inner = _open_lmdb(
+                self.path,
+                data,
                 max_readers=MAX_READERS,
                 create=new,
                 readonly=not self.writable,
@@ -341,7 +351,7 @@ class Environment:
             transaction = Transaction(inner, self.path, None)
             result = change(transaction)
             with replacement(self.path / DATA) as file:
-                _fill(Path(file.name), transaction.entries(), _map_bytes(self.path / DATA))
+                _fill(Path(file.name), transaction.entries(), self.path / DATA)
                 self._sweep()
                 before_switch()
             self.rewritten += 1
@@ -352,14 +362,13 @@ class Environment:
             self._reopen()  # also shares the file again
 
 
-def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]], map_bytes: int) -> None:
-    """Put entries, in the order of their keys, into an empty file, which the caller syncs. LMDB's
-    own compacting copies whole pages, with the deleted bytes in them. Raises lmdb.Error.
+def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]], old: Path) -> None:
+    """Put entries of the `old` file, in the order of their keys, into an empty one, which the
+    caller syncs. LMDB's own compacting copies whole pages, with the deleted bytes in them. Raises
+    lmdb.Error.
     """
     size = 0
-    with lmdb.open(
-        os.fsencode(file), subdir=False, lock=False, map_size=map_bytes, sync=False
-    ) as environment:
+    with _open_lmdb(file, old, subdir=False, lock=False, sync=False) as environment:
         txn = environment.begin(write=True)
         for key, value in entries:
             if key != COMMIT:

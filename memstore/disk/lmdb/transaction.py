@@ -84,11 +84,6 @@ class Transaction:
                 f"keys of {self._path} cannot be read ({error}); check the disk, then run verify"
             ) from error
 
-    def get(self, table: str, key: bytes) -> bytes | None:
-        """A copy of a value, or None."""
-        value = self.view(table, key)
-        return None if value is None else bytes(value)
-
     def put(self, table: str, key: bytes, value: bytes | memoryview) -> None:
         """Write a value, new or in place of another."""
         key = TABLES[table] + key

@@ -258,7 +258,7 @@ class Catalog:
         """By what the records of a document, or of a passage, are known. Raises DocumentNotFound,
         MissingBlock (a passage of which no records are stored).
         """
-        if number > 0 and txn.get("documents", number_key(number)) is not None:
+        if number > 0 and txn.view("documents", number_key(number)) is not None:
             write = self._writes.get(number)
             if write is None:  # a row is not read at every batch
                 if len(self._writes) >= _MOST_WRITES:
