@@ -10,9 +10,12 @@ at once.
 
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 from xxhash import xxh3_64_digest
@@ -142,14 +145,31 @@ class PlacedReader:
             if place is None:
                 raise MissingBlock(f"{record[1]}: no such record in {self._path}; run verify")
             placed.append((place, record))
-        first, *others = _shares(placed)
-        reading = [self._pool.submit(self._read_share, txn.file, one, batch) for one in others]
+        shares = _shares(placed)
+        left, ended = deque(shares), SimpleQueue[BaseException | None]()
+
+        def work() -> None:
+            with suppress(IndexError):  # nothing is left
+                while True:
+                    ended.put(self._outcome(txn.file, left.popleft(), batch))
+
+        # Where the system gives no more threads, or the pool is closed, fewer read. What was asked
+        # of the pool may still begin then, even when this call has ended, and finds nothing left.
+        with suppress(RuntimeError):
+            for _ in shares[1:]:
+                self._pool.submit(work)
+        work()
+        for error in [ended.get() for _ in shares]:
+            if error is not None:
+                raise error
+
+    def _outcome(self, file: int, placed: Sequence[Placed], batch: Batch) -> BaseException | None:
+        """Read records; the error where that fails."""
         try:
-            self._read_share(txn.file, first, batch)
-        finally:
-            wait(reading)
-        for share in reading:
-            share.result()
+            self._read_share(file, placed, batch)
+        except BaseException as error:
+            return error
+        return None
 
     def _read_share(self, file: int, placed: Sequence[Placed], batch: Batch) -> None:
         """Read records one after the other. Raises CorruptBlock."""

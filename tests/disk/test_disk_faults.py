@@ -108,16 +108,37 @@ def test_threads_share_a_batch(memory, monkeypatch):
     monkeypatch.setattr(reading, "_SHARE_BYTES", 1)
     monkeypatch.setattr(reading, "_LARGE", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
-    threads = set()
+    threads, several = set(), threading.Event()
     true = PlacedReader._read_share
 
     def share(reader, *some):
         threads.add(threading.get_ident())
+        if len(threads) > 1:
+            several.set()
+        assert several.wait(60)
         true(reader, *some)
 
     monkeypatch.setattr(PlacedReader, "_read_share", share)
     check_right(disk)
-    assert len(threads) > 1
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_batch_is_read_where_the_system_gives_no_more_threads(memory, monkeypatch, started):
+    _, disk = memory
+    monkeypatch.setattr(reading, "_SHARE_BYTES", 1)
+    monkeypatch.setattr(reading, "_LARGE", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
+    true, starts = threading.Thread.start, itertools.count()
+
+    def start(thread):
+        if next(starts) >= started:
+            raise RuntimeError("can't start new thread")
+        true(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(20):
+        check_right(disk)
+    assert next(starts) > started
 
 
 def test_file_that_ends_within_a_record_is_an_error(memory, monkeypatch):
