@@ -138,8 +138,9 @@ def print_sources(
         say(indent + shorten(source["sentence"], width - len(indent)))
         if stats:
             first, end = source["span"]
-            tiers = ", ".join(sorted(source["tiers"]))
-            say(f"{indent}characters {first:,}-{end:,}{f', from {tiers}' if tiers else ''}")
+            attention = "" if scored else f"attention {source['weight']:.2f}, "
+            tiers = f", from {', '.join(sorted(source['tiers']))}" if source["tiers"] else ""
+            say(f"{indent}{attention}characters {first:,}-{end:,}{tiers}")
 
 
 def _costs(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -27,17 +28,19 @@ if TYPE_CHECKING:
 
 TITLE = "Sailing Alone Around the World, by Joshua Slocum (1900; public domain)"
 TEXT, QUESTIONS = (Path(__file__).with_name(f"sailing_alone.{end}") for end in ("txt", "jsonl"))
-_OF_A_CHAPTER = 3  # questions that are asked
 _CHAPTER = re.compile(r"^(CHAPTER [IVX]+)$", re.MULTILINE)
 
 
-@command("demo", "memstore demo")
+@command("demo", "memstore demo", "memstore demo --questions 30")
 def demo(
     *,
     model_options: ModelOptions,
     store: Annotated[
         Path | None, option("--store", "DIR", "Keep the memory in this new directory.")
     ] = None,
+    questions: Annotated[
+        int, option("--questions", "N", "Questions about the book, 1 to 30.", min=1, max=30)
+    ] = 15,
     as_json: Json = False,
 ) -> None:
     """Read chapters of a real book once, and ask a new process about them.
@@ -51,7 +54,7 @@ def demo(
         if store is None:
             temporary = TemporaryDirectory(prefix="memstore-demo-", ignore_cleanup_errors=True)
             store = Path(stack.enter_context(temporary)) / "memory"
-        result = _run_book(_passage_model(store, model_options), model_options, store)
+        result = _run_book(_passage_model(store, model_options), model_options, store, questions)
     if as_json:
         console.emit(result)
     else:
@@ -100,9 +103,17 @@ def book_questions() -> list[Question]:
     return [Question(**json.loads(line)) for line in lines]
 
 
-def _run_book(model: "PassageAPI", options: ModelOptions, store: Path) -> dict[str, Any]:
+def choose_questions(names: Sequence[str], most: int) -> list[Question]:
+    """At most `most` questions, as many of each of these chapters, in the order of the book."""
+    every = book_questions()
+    of_chapters = [[one for one in every if one.chapter == name] for name in names]
+    in_turns = [one for turn in zip_longest(*of_chapters) for one in turn if one is not None]
+    return [one for one in every if one in in_turns[:most]]
+
+
+def _run_book(model: "PassageAPI", options: ModelOptions, store: Path, most: int) -> dict[str, Any]:
     """Read the book, ask a new process about it, and the model with passages as text; plain
-    values. Raises what creating a memory, adding and asking raise.
+    values. most: questions. Raises what creating a memory, adding and asking raise.
     """
     from memstore.memory import open_memory
 
@@ -117,8 +128,7 @@ def _run_book(model: "PassageAPI", options: ModelOptions, store: Path) -> dict[s
                 )
         seconds, stats = time.monotonic() - began, memory.store.stats()
         console.note(f"read {stats['tokens']:,} tokens in {seconds:.1f} s; asking in a new process")
-    of_chapters = [[one for one in book_questions() if one.chapter == name] for name, _ in read]
-    asked = [one for some in of_chapters for one in some[:_OF_A_CHAPTER]]
+    asked = choose_questions([name for name, _ in read], most)
     replies = _ask_in_new_process(store, options, [one.question for one in asked])
     console.note("the same questions to the model with the best passage as text")
     rows = []

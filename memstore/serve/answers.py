@@ -25,7 +25,7 @@ _FREED_EVERY = 64  # answers
 class Question:
     """A question after earlier turns, each a message of the user and what was answered. settings:
     of AnswerSettings. documents: gives the names of those to look in, when its turn comes; trace:
-    report what every token and head read; may_read: may a document of this name be shown?
+    report what every token read; may_read: may a document of this name be shown?
     """
 
     text: str
@@ -205,7 +205,7 @@ def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
             chat.trace, chat.session, text=answer.text, most=most, may_read=may_read
         )
         if answer.refused:
-            traced["sources"] = [{**source, "tiers": {}} for source in report["sources"]]
+            traced["sources"] = [{**source, "tiers": []} for source in report["sources"]]
         report |= traced
     for source in report["sources"]:
         source["sentence"] = answer_sentence(source["text"], question.text, answer.text)

@@ -1,6 +1,7 @@
 """Errors of the API: OpenAI's error object, with an HTTP status and a code for every error."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -93,7 +94,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail))
     if isinstance(error, RequestValidationError):
-        return _of_validation(error)
+        first = error.errors()[0]
+        return of_validation({**first, "loc": first["loc"][1:]})  # after "body", "query" or "path"
     for kind, (status, code, message) in _ANSWERED.items():
         if isinstance(error, kind):
             if status >= 500:
@@ -103,12 +105,10 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the server failed", code="internal_error")
 
 
-def _of_validation(error: RequestValidationError) -> ApiError:
-    """The first wrong value of a request, by the name of its parameter."""
-    first = error.errors()[0]
-    _, *parts = first["loc"]  # after "body", "query" or "path"
-    param, what = ".".join(map(str, parts)), first["msg"].removeprefix("Value error, ")
-    if first["type"] == "json_invalid":
+def of_validation(error: Mapping[str, Any]) -> ApiError:
+    """The error response for a wrong value, which pydantic describes, by its parameter's name."""
+    param, what = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    if error["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {what}")
     return ApiError(400, f"{param or 'the body'}: {what}", param=param or None)
 

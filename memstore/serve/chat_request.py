@@ -47,8 +47,8 @@ class StreamOptions(Lenient):
 
 class Options(Strict):
     """The `memstore` field of a request. documents: names of those to look in, None for all; trace:
-    report what every token and head read; from_memory: refuse where the gate finds no answer in the
-    memory; False lets the model answer without it.
+    report what every token read; from_memory: refuse where the gate finds no answer in the memory;
+    False lets the model answer without it.
     """
 
     documents: Annotated[list[str], entries()] | None = None

@@ -32,8 +32,12 @@ class Checks:
         headers, path = Headers(scope=scope), scope["path"]
         try:
             self._check_source(headers)
-            scope.setdefault("state", {})["access"] = self._access(path, headers)
-            most = self._settings.body_bytes if path == UPLOADS else self._settings.json_bytes
+            access = self._access(path, headers)
+            scope.setdefault("state", {})["access"] = access
+            uploads = path == UPLOADS and scope["method"] == "POST"
+            if uploads:
+                check_writing(access)  # before the body, which is parsed before a route's checks
+            most = self._settings.body_bytes if uploads else self._settings.json_bytes
             if int(headers.get("content-length", "0")) > most:  # of digits, as h11 checks
                 raise ApiError(413, _too_large(most))
         except ApiError as error:
@@ -102,10 +106,15 @@ def access_of(request: Request) -> Access:
     return access
 
 
-def _writing(request: Request) -> Access:
-    access = access_of(request)
+def check_writing(access: Access) -> None:
+    """Raises ApiError (403) for a key that may only read."""
     if not access.write:
         raise ApiError(403, "this key may only read")
+
+
+def _writing(request: Request) -> Access:
+    access = access_of(request)
+    check_writing(access)
     return access
 
 

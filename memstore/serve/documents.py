@@ -286,6 +286,14 @@ def _row(name: str, document: Document | None, upload: Upload | None) -> dict[st
     return row
 
 
+class NewFile(Strict):
+    """The form of an upload, with one file. name: of the document; by default the file's."""
+
+    file: Annotated[list[UploadFile], entries(1, least=1)]
+    name: str | None = None
+    mode: Mode = "new"
+
+
 class Search(Strict):
     """What to search for."""
 
@@ -301,14 +309,12 @@ def router(documents: Documents) -> APIRouter:
 
     @routes.post(UPLOADS, status_code=202)
     async def upload(
-        access: Writes,
-        file: UploadFile,
-        name: Annotated[str | None, Form()] = None,
-        mode: Annotated[Mode, Form()] = "new",
+        access: Writes, given: Annotated[NewFile, Form(media_type="multipart/form-data")]
     ) -> dict[str, Any]:
+        (file,) = given.file
         content, filename = await file.read(), file.filename or ""
-        text = await run_sync(_converted, content, filename, name, limiter=limiter)
-        await run_in_threadpool(documents.add, access, text, mode)
+        text = await run_sync(_converted, content, filename, given.name, limiter=limiter)
+        await run_in_threadpool(documents.add, access, text, given.mode)
         return await run_in_threadpool(documents.row, access, text.name)
 
     @routes.get(UPLOADS)

@@ -12,14 +12,14 @@ import anyio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from memstore import __version__
 from memstore.errors import MemstoreError
 from memstore.model.source_text import Text
 from memstore.serve.answers import Question
-from memstore.serve.api_errors import ApiError, as_api_error
+from memstore.serve.api_errors import ApiError, as_api_error, of_validation
 from memstore.serve.api_keys import Access
 from memstore.serve.service import Service
 from memstore.store.write.admission import Mode
@@ -38,15 +38,27 @@ Content = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 Name = Annotated[str, Field(description="The document's name.")]
 
 
+class _Server(MCPServer[Any]):
+    """Says in one line what is wrong with the arguments of a call."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context | None = None
+    ) -> Any:
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(of_validation(error.__cause__.errors()[0]).message) from None
+            raise
+
+
 def mcp_server(
     service: Service, access_of: Callable[[Any], Access], *, write: bool
 ) -> MCPServer[Any]:
     """The SDK's server; a transport brings it requests. access_of: what the client of a request may
     do, by the request, which is None over stdin. write: offer the tools that change the memory.
     """
-    server = MCPServer[Any](
-        "memstore", version=__version__, instructions=_ABOUT, log_level="WARNING"
-    )
+    server = _Server("memstore", version=__version__, instructions=_ABOUT, log_level="WARNING")
     held = service.documents
 
     def tool(*, writes: bool = False, destroys: bool = False) -> Callable[[Run], None]:
@@ -139,7 +151,7 @@ def mcp_server(
         if upload.error is not None:
             raise upload.error
         if upload.job.result is None:
-            raise ApiError(503, "the server is stopping; ingest again to go on from there")
+            raise ApiError(503, "the ingest was stopped; ingest again to go on from there")
         return await run_in_threadpool(held.row, caller, name)
 
     @tool(writes=True, destroys=True)

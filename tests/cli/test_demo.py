@@ -10,7 +10,7 @@ import pytest
 
 from memstore.__main__ import main as command_line
 from memstore.cli import demo
-from memstore.cli.demo import book_questions, chapters, print_book
+from memstore.cli.demo import book_questions, chapters, choose_questions, print_book
 from support.commands import refused, run
 from support.forked import forked
 
@@ -40,6 +40,14 @@ def test_one_passage_of_the_book_answers_each_question() -> None:
         assert not one.is_right(one.question)
 
 
+def test_questions_are_spread_over_the_chapters() -> None:
+    names = [name for name, _ in chapters()]
+    of_two = [one.chapter for one in choose_questions(names[:2], 5)]
+    assert of_two == [names[0]] * 3 + [names[1]] * 2
+    assert len(choose_questions(names, 15)) == 15
+    assert choose_questions(names, 30) == book_questions()
+
+
 @pytest.mark.usefixtures("forked_questions")
 def test_a_new_process_answers_about_the_chapters_and_so_does_their_text(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -47,7 +55,8 @@ def test_a_new_process_answers_about_the_chapters_and_so_does_their_text(
     (name, text), *_ = chapters()
     monkeypatch.setattr(demo, "chapters", lambda: [(name, text[:1500])])
     store = tmp_path / "memory"
-    result: dict[str, Any] = run("demo", "--model", tiny, "--store", store, "--json").json
+    words = ("demo", "--model", tiny, "--store", store, "--questions", 3)
+    result: dict[str, Any] = run(*words, "--json").json
     assert result["chapters"] == 1 and result["of"] == len(result["questions"]) == 3
     for row in result["questions"]:
         assert row["seconds"] >= 0 and row["as_text"]["seconds"] > 0 and row["as_text"]["answer"]

@@ -117,7 +117,8 @@ def test_the_demonstration_reads_a_chapter_and_is_asked_by_a_new_process(
 ):
     first = demo.chapters()[:1]
     monkeypatch.setattr(demo, "chapters", lambda: first)
-    monkeypatch.setattr(sys, "argv", ["memstore", "demo", "--model", "smollm2", "--json"])
+    words = ["memstore", "demo", "--model", "smollm2", "--questions", "3", "--json"]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
         main()
     told = json.loads(capsys.readouterr().out)

@@ -102,6 +102,14 @@ def test_a_read_key_neither_uploads_nor_deletes(keyed: Served) -> None:
             assert answer.json()["error"]["code"] == "insufficient_scope"
 
 
+def test_an_upload_with_a_read_key_is_refused_before_its_body(keyed: Served) -> None:
+    head = f"POST {DOCUMENTS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {READS}\r\n"
+    form = "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 9000000\r\n\r\n"
+    with connected(keyed) as client:
+        client.sendall((head + form).encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 403 ")
+
+
 def test_a_key_of_some_documents_neither_reads_nor_writes_nor_names_others(keyed: Served) -> None:
     with keyed.client(headers=bearer(NOTES)) as client:
         answer = client.post(CHAT, json=ASKED).json()

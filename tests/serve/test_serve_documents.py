@@ -106,6 +106,17 @@ def test_a_document_is_named_by_its_form_and_replaced(http: httpx2.Client) -> No
     assert http.delete(quoted).status_code == 200
 
 
+def test_a_form_with_two_files_or_an_unknown_field_is_refused(http: httpx2.Client) -> None:
+    both = [("file", (name, b"The lid is blue.")) for name in ("one.txt", "two.txt")]
+    for form, param in (
+        ({"files": both}, "file"),
+        ({"files": both[:1], "data": {"mdoe": "replace"}}, "mdoe"),
+    ):
+        refused = http.post(PATH, **form)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert row(http, "one.txt") is None and row(http, "two.txt") is None
+
+
 @pytest.mark.parametrize(
     ("name", "taken"),
     [
@@ -200,7 +211,7 @@ def test_a_failed_upload_is_listed_with_its_error_and_leaves_nothing_half(
         patch.setattr(model, "ingesting", failing)
         upload(http, "long", LONG)
         failed = settled(http, "long")
-    assert failed["state"] == "failed" and "disk is full" in failed["error"]
+    assert failed["state"] == "failed" and "the disk is full" in failed["error"]
     assert str(served.service.store.path) not in failed["error"]
     assert not served.service.store.has("long")
     assert http.delete(f"{PATH}/long").status_code == 200  # takes it off the list

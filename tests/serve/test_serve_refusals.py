@@ -44,6 +44,8 @@ def test_chat_refuses_and_lists_the_closest_passages(gated: Served, stream: bool
     weights = [source["weight"] for source in report["sources"]]
     assert weights == sorted(weights, reverse=True) and weights[0] < report["needed"]
     assert usage is None or usage.completion_tokens == 0
+    _, traced, _ = reply(gated, ABSENT, stream=stream, trace=True)
+    assert [source["tiers"] for source in traced["sources"]] == [[]] * len(report["sources"])
 
 
 def test_chat_answers_without_the_memory_where_it_is_allowed_to(gated: Served) -> None:
