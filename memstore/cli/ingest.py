@@ -260,7 +260,8 @@ class _FileIngest:
         """Read a file, unless its document was made from the same bytes of the same file."""
         from memstore.documents.folder import Source
 
-        seen = file.look()
+        with console.waiting(f"{which}looking at {console.one_line(file.name)}"):
+            seen = file.look()
         there = self._memory.document(file.name) if self._memory.has(file.name) else None
         known = None if there is None or self._mode == "replace" else Source.of(there)
         if there is not None and there.state == "ready" and seen is not None and known == seen:

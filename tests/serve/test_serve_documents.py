@@ -211,7 +211,7 @@ def test_a_failed_upload_is_listed_with_its_error_and_leaves_nothing_half(
         patch.setattr(model, "ingesting", failing)
         upload(http, "long", LONG)
         failed = settled(http, "long")
-    assert failed["state"] == "failed" and "the disk is full" in failed["error"]
+    assert failed["state"] == "failed" and "disk is full" in failed["error"]
     assert str(served.service.store.path) not in failed["error"]
     assert not served.service.store.has("long")
     assert http.delete(f"{PATH}/long").status_code == 200  # takes it off the list
