@@ -23,7 +23,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Amount = Annotated[float, Meta(ge=0, le=1e300)]  # finite
 Line = Annotated[str, Meta(max_length=4096)]
 
-_MOST_PLAIN = 1 << 24  # characters of JSON
+_MOST_PLAIN = 1 << 24  # bytes
 
 
 def unpack(data: Packed, form: type[T]) -> T:
@@ -70,14 +70,15 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def check_plain(value: Any, what: str) -> None:
-    """Raises ValueError for a map that is not of JSON's values, has a number that is not finite, or
-    is large or deep.
+    """Raises ValueError for a map that is not of JSON's values, has a number that is not finite or
+    beyond 64 bits, or is large or deep.
     """
     if not isinstance(value, dict) or not all(type(name) is str for name in value):
         raise ValueError(f"{what} is no map of names to values")
     try:
-        size = len(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
+        json.dumps(value, allow_nan=False)
+        size = len(msgspec.msgpack.encode(value))  # refuses integers beyond 64 bits
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{what} is not plain: {error}") from None
     if size > _MOST_PLAIN:
         raise ValueError(f"{what} is too large")

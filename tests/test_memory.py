@@ -131,6 +131,14 @@ def test_labels_are_stored_in_the_transactions_of_their_document(
     assert len(stored) >= 4 and all(labels == {"year": 1921} for labels in stored)
 
 
+@pytest.mark.parametrize("value", [2**64, float("nan"), "\ud800"])
+def test_a_label_that_cannot_be_stored_is_refused(path: Path, value: object) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        with pytest.raises(InvalidInput, match="not plain"):
+            memory.add(text="The gate is green.", name="gate", labels={"value": value})
+        assert not memory.store.has("gate")
+
+
 def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
     with memstore.open(path, device="cpu") as memory:
         (before,) = memory.documents()
