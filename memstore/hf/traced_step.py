@@ -10,7 +10,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -177,7 +177,7 @@ class Call:
         return states
 
 
-def called(decoder: nn.Module, given: Tensor) -> list[Call]:
+def called(decoder: nn.Module, ids: Tensor) -> list[Call]:
     """How every layer is called for a token."""
     calls: list[Call] = []
     thread = threading.get_ident()
@@ -191,7 +191,7 @@ def called(decoder: nn.Module, given: Tensor) -> list[Call]:
 
     hooks = [layer.register_forward_hook(seen, with_kwargs=True) for layer in layers_of(decoder)]
     try:
-        run_layers(decoder, given, ForwardCache(lambda layer, q, k, v: q))
+        run_layers(decoder, ids, ForwardCache(lambda layer, q, k, v: q))
     finally:
         for hook in hooks:
             hook.remove()
@@ -244,7 +244,7 @@ class LayerGraph:
 
 
 def layer_graph(layer: nn.Module, call: Call, quantized: bool, adapt: bool) -> LayerGraph:
-    values = _values(layer)
+    values, twin = _values(layer), _twin(layer)
     named = {
         name: ForwardCache(lambda _, q, k, v: _attended(q, k, v))
         if isinstance(value, ForwardCache)
@@ -254,11 +254,12 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool, adapt: bool) -> L
 
     def computed(states: Tensor, given: list[Tensor]) -> Tensor:
         with active(next(v for v in named.values() if isinstance(v, ForwardCache))):
-            output = functional_call(layer, dict(zip(values, given)), (states, *call.others), named)
+            output = functional_call(twin, dict(zip(values, given)), (states, *call.others), named)
         return cast(Tensor, output[0] if isinstance(output, tuple) else output)
 
-    with _fused_norms(layer) if _has_norms(call.states.device) else nullcontext():
-        graph = Graph(computed, call.states, list(values.values()))
+    if _has_norms(call.states.device):
+        fuse_norms(twin)
+    graph = Graph(computed, call.states, list(values.values()))
     few = products(layer, quantized, adapt)
     names = {node: name for node, name in zip(graph.inputs[1:], values, strict=True) if name in few}
     graph.use_quantized(names)
@@ -278,17 +279,21 @@ def _has_norms(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-@contextmanager
-def _fused_norms(layer: nn.Module) -> Iterator[None]:
-    """Within it the RMS norms of a layer are one operation each, which rounds once, not twice."""
+def _twin(layer: nn.Module) -> nn.Module:
+    """A copy of a layer's modules that shares its weights. Tracing puts fake tensors in their place,
+    which other threads, in the layer itself, must not meet.
+    """
+    twin = copy.copy(layer)
+    twin._parameters, twin._buffers = dict(layer._parameters), dict(layer._buffers)
+    twin._modules = {name: part and _twin(part) for name, part in layer._modules.items()}
+    return twin
+
+
+def fuse_norms(layer: nn.Module) -> None:
+    """Make the RMS norms of a layer one operation each, which rounds once, not twice."""
     norms: list[Any] = [part for part in layer.modules() if _is_rms_norm(part)]
     for norm in norms:
         norm.forward = partial(_rms_norm, norm)
-    try:
-        yield
-    finally:
-        for norm in norms:
-            del norm.forward
 
 
 def _rms_norm(norm: Any, x: Tensor) -> Tensor:
@@ -353,40 +358,35 @@ class TracedStep:
         self._traced: dict[tuple[object, ...], nn.Module | None] = {}
 
     def __call__(
-        self,
-        given: Tensor,
-        attend: Attend,
-        enter: Enter | None,
-        quantized: int,
-        adapt: bool = False,
+        self, ids: Tensor, attend: Attend, enter: Enter | None, quantized: int, adapt: bool = False
     ) -> Tensor | None:
-        """As AttachedDecoder.hidden, of given [B, 1] or [B, 1, hidden_size]; None where the model
-        cannot be traced, or gives something else then.
+        """As AttachedDecoder.hidden, of ids [B, 1]; None where the model cannot be traced, or gives
+        something else then.
 
         quantized: which weights of fewer bits the layers have, by number; 0 for those as loaded.
         adapt: with the model's reading adapter.
         """
-        key = (*given.shape, given.dtype, given.device, adapt, quantized)
+        key = (len(ids), ids.device, adapt, quantized)
         with self._tracing:
             if key not in self._traced:
                 self._traced = {k: step for k, step in self._traced.items() if k[-1] == key[-1]}
-                self._traced[key] = _traced(self._decoder, given, quantized > 0, adapt)
+                self._traced[key] = _traced(self._decoder, ids, quantized > 0, adapt)
             step = self._traced[key]
         if step is None:
             return None
-        return run_layers(step, given, ForwardCache(attend), enter=enter)
+        return run_layers(step, ids, ForwardCache(attend), enter=enter)
 
 
-def _traced(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) -> nn.Module | None:
+def _traced(decoder: nn.Module, ids: Tensor, quantized: bool, adapt: bool) -> nn.Module | None:
     """The decoder with traced layers for these rows; None where they cannot be traced or give
     something else than the modules.
     """
     try:
         with torch.no_grad():
             with as_loaded(), _unlogged(), adapted(False):
-                step = _step_of(decoder, given, quantized, adapt)
+                step = _step_of(decoder, ids, quantized, adapt)
             with adapted(adapt):
-                return step if _same(decoder, step, given) else None
+                return step if _same(decoder, step, ids) else None
     except Exception:  # whatever a model's own code does under fake tensors
         _log.debug("%s goes through its modules", type(decoder).__name__, exc_info=True)
         return None
@@ -403,10 +403,10 @@ def _unlogged() -> Iterator[None]:
         log.disabled = before
 
 
-def _step_of(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) -> nn.Module:
+def _step_of(decoder: nn.Module, ids: Tensor, quantized: bool, adapt: bool) -> nn.Module:
     graphs: dict[object, LayerGraph] = {}
     traced = nn.ModuleList()
-    calls = called(decoder, given)
+    calls = called(decoder, ids)
     for number, (layer, call) in enumerate(zip(layers_of(decoder), calls, strict=True)):
         key = alike(layer, call)
         if key not in graphs:
@@ -419,13 +419,13 @@ def _step_of(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) ->
     return step
 
 
-def _same(decoder: nn.Module, step: nn.Module, given: Tensor) -> bool:
+def _same(decoder: nn.Module, step: nn.Module, ids: Tensor) -> bool:
     """Does a step give what the modules give, for an attention that shows every part of it?"""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group = q.shape[1] // k.shape[1]
         return q + (k - 2 * v).repeat_interleave(group, 1) * (1 + layer)
 
-    expected = run_layers(decoder, given, ForwardCache(attend))
-    found = run_layers(step, given, ForwardCache(attend))
+    expected = run_layers(decoder, ids, ForwardCache(attend))
+    found = run_layers(step, ids, ForwardCache(attend))
     return difference_beyond_rounding(found, expected, expected.dtype) is None

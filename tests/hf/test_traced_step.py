@@ -58,12 +58,13 @@ def test_an_rms_norm_becomes_one_operation_for_a_gpu_and_another_norm_does_not(d
     for norm in norms:
         norm.weight.data.uniform_(0.5, 2)
     x, operations = torch.randn(1, 3, 16, dtype=dtype), []
-    for norm in norms:
-        with torch.no_grad(), traced_step._fused_norms(norms):
+    with torch.no_grad():
+        expected = [norm(x) for norm in norms]
+        traced_step.fuse_norms(norms)
+        for norm, plain in zip(norms, expected):
             graph = Graph(norm, x).compiled()
-        operations.append({str(node.target) for node in graph.__self__.graph.nodes})
-        with torch.no_grad():
-            torch.testing.assert_close(graph(x), norm(x))
+            operations.append({str(node.target) for node in graph.__self__.graph.nodes})
+            torch.testing.assert_close(graph(x), plain)
     assert "aten.rms_norm.default" in operations[0] and "rsqrt" not in operations[0]
     assert "rsqrt" in operations[1]
 
@@ -91,6 +92,27 @@ def test_weights_that_changed_are_computed_with():
         after = model.hidden(ids, attend, quantized=True)
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, by_modules(model, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_a_question_is_read_while_another_thread_traces_the_model():
+    model = AttachedDecoder(decoder("llama"), "full")
+    question, found, traced = torch.arange(40)[None] + 3, [], threading.Event()
+    expected = by_modules(model, question)
+
+    def read() -> None:
+        while not traced.is_set():
+            found.append(by_modules(model, question))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with torch.no_grad():
+        for rows in range(1, 5):
+            assert model._step(torch.full((rows, 1), 11), attend, None, 0) is not None
+    traced.set()
+    thread.join()
+    assert found and not thread.is_alive()
+    for states in found:
+        torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_is_traced_while_another_thread_generates_with_it():
