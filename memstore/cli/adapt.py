@@ -52,7 +52,8 @@ def adapt(
     """Fit a Hugging Face model to memories: a reading adapter and a selector.
 
     The adapter teaches the model to read stored passages; people's questions also teach it to
-    answer from them and to refuse, and text alone does not. The selector learns to choose the
+    answer from them and to refuse, and text alone does not: an adapter that they taught is kept
+    then. The selector learns to choose the
     passages of a question. Later commands find adapter and selector by the weights.
     """
     from memstore.compute import Compute
@@ -88,7 +89,9 @@ def adapt(
         contexts = questions_of(list(read_documents(text or ())), _PARTS, seed)
     work = cache_directory() / "adapting" / weights
     result: dict[str, Any] = {}
-    if reading_tokens:
+    if reading_tokens and questions is None and reader.adapted_turns:
+        console.note("the model has a reading adapter that answers from passages; it is kept")
+    elif reading_tokens:
         kind: Kind = "writer" if questions is None else "both"
         rate = 5e-4 if kind == "writer" else 8e-4
         options = ReadingOptions(tokens=reading_tokens, learning_rate=rate, seed=seed)
@@ -106,10 +109,10 @@ def adapt(
     console.note(f"right passage of held-out questions among the best 8: {found:.0%}")
     selecting = load_reader(model, device=str(reader.device), adaptation=adaptation)
     fitted = None
-    if selecting.refusal is not None:
+    if questions is not None and selecting.refusal is not None:
         fitted = fit_doubt(selecting, contexts, seed=seed, report=console.note)
     if fitted is None:
-        console.note("no adapter that refuses, or too few questions: no doubt is fitted")
+        console.note("no adapter that refuses, or too few questions of people: no doubt is fitted")
     else:
         doubt, shares = fitted
         scores = {**adaptation.scores, **shares}

@@ -20,7 +20,7 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.lookup_settings import CAUTIONS
 from memstore.model.passages.adaptation import Doubt
 from memstore.store.memory_store import MemoryStore
-from memstore.training.reading_questions import AskedContext, AskedQuestion
+from memstore.training.reading_questions import AskedContext, stands_in
 
 _LEFT_OUT = 0.3  # of the contexts: nothing answers their questions
 # documents that every second question is asked of, in place of all: the right one if there is one,
@@ -52,7 +52,7 @@ def fit_doubt(
         raise InvalidInput("the model has no reading adapter that refuses")
     sets: dict[str, list[AskedContext]] = defaultdict(list)
     for one in contexts:
-        if asked := [q for q in one.questions if _stands_in(q, one.context)]:
+        if asked := [q for q in one.questions if stands_in(q, one.context)]:
             sets[one.collection].append(msgspec.structs.replace(one, questions=asked))
     names = sorted(sets, key=lambda name: (-len(sets[name]), name))[:_SETS]
     sets = {name: sets[name] for name in names if len(sets[name]) >= 1 / _LEFT_OUT}
@@ -79,10 +79,6 @@ def fit_doubt(
     }
     doubt = Doubt(tuple(weights.tolist()), float(bias), tuple(above), reader.adapter.digest)
     return doubt, scores
-
-
-def _stands_in(question: AskedQuestion, context: str) -> bool:
-    return any(answer.lower() in context.lower() for answer in question.answers)
 
 
 def _ask(
@@ -118,7 +114,7 @@ def _ask(
                             if one.document == document
                             for passage in store.passages(one.document, one.block, one.block + 1)
                         ]
-                        lacking = not any(_stands_in(question, one) for one in texts)
+                        lacking = not any(stands_in(question, one) for one in texts)
                         numbers = session.evidence.numbers
                         cases.append((numbers, float(lacking), float(name in out)))
     return cases

@@ -238,7 +238,7 @@ def train_reading(
     """Train an adapter and store its validation scores in it.
 
     work: directory of checkpoints; an interrupted run resumes there. Raises InvalidInput for a
-    checkpoint of another adapter.
+    checkpoint of another adapter, and for texts that are all longer than a pass.
     """
     adapter = reading.adapter
 
@@ -247,7 +247,7 @@ def train_reading(
 
     optimizer = torch.optim.AdamW(reading.parameters, betas=(0.9, 0.98), weight_decay=0.0)
     check = list(islice(pools(held_out, 1), _CHECKED))
-    path = work / "reading.pt"
+    path = work / f"{adapter.kind}.pt"
     step, seen, skip = _restore(path, reading, optimizer)
     rng = Random(f"{options.seed} {step}")
     drawn = pools(examples, 1000 * options.seed + skip)

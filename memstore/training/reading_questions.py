@@ -25,6 +25,10 @@ from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.model.sentences import split
 from memstore.training.corpus import lines_of
 
+TOO_FEW = (
+    "too few questions: training and evaluation each need some whose answer is in the text "
+    "verbatim; give more"
+)
 _WORD = re.compile(r"\w+")
 _REASONS = ("why", "how", "pourquoi", "comment", "warum", "wieso", "wie")
 _POSTINGS = 400  # words in more passages than this are not used to find distractors
@@ -98,10 +102,11 @@ def questions_of(texts: Sequence[str], count: int, seed: int) -> list[AskedConte
         asked = []
         for sentence in rng.sample(sentences, len(sentences)):
             others = {word for one in sentences if one != sentence for word in plain_words(one)}
-            rare = sorted(_WORD.findall(sentence), key=lambda word: known[word.lower()])
-            own = [one for one in rare if len(one) > 3 and one.lower() not in others]
+            plain = {word: plain_words(word) for word in _WORD.findall(sentence) if len(word) > 3}
+            own = [word for word, parts in plain.items() if others.isdisjoint(parts)]
             if own and 30 <= len(sentence) <= 240:
-                asked.append(AskedQuestion(f"What does it say about {own[0]}?", [sentence]))
+                rarest = min(own, key=lambda word: sum(known[part] for part in plain[word]))
+                asked.append(AskedQuestion(f"What does it say about {rarest}?", [sentence]))
         if asked:
             found.append(AskedContext(" ".join(sentences), asked[:_ASKED], title, "text"))
     return found
@@ -111,15 +116,25 @@ def split_titles(
     contexts: Sequence[AskedContext], seed: int
 ) -> tuple[list[AskedContext], list[AskedContext]]:
     """Contexts to train on, and those of a twentieth of the titles, to measure with. Raises
-    InvalidInput for questions of fewer than two titles.
+    InvalidInput for questions of fewer than two titles, and where either part lacks answers.
     """
     titles = sorted({one.title for one in contexts})
     Random(seed).shuffle(titles)
     held = set(titles[: max(1, len(titles) // 20)])
     train, test = ([c for c in contexts if (c.title in held) is out] for out in (False, True))
     if not all(any(one.questions for one in part) for part in (train, test)):
-        raise InvalidInput("the questions are about fewer than two titles; give more texts")
+        raise InvalidInput(
+            "the questions are about fewer than two titles; give more or longer texts"
+        )
+    for part in (train, test):
+        if not any(stands_in(asked, one.context) for one in part for asked in one.questions):
+            raise InvalidInput(TOO_FEW)
     return train, test
+
+
+def stands_in(question: AskedQuestion, text: str) -> bool:
+    """Does a text hold an answer verbatim, but for case?"""
+    return any(answer.lower() in text.lower() for answer in question.answers)
 
 
 def drawn(contexts: Sequence[AskedContext], count: int, seed: int) -> list[AskedContext]:
@@ -222,22 +237,31 @@ class Examples:
         are drawn by the square root of their size.
 
         most: passages of an example; unanswerable: share of questions whose answer is left out.
+        Raises InvalidInput if all texts are longer.
         """
-        names = list(self._sources)
-        weights = [len(self._sources[name]) ** 0.5 for name in names]
+        sources = {
+            name: short
+            for name, some in self._sources.items()
+            if (short := [one for one in some if self._of[one] and self._size(one) <= tokens])
+        }
+        if not sources:
+            raise InvalidInput(
+                f"the texts to learn from, or those held out, all have more than {tokens} tokens; "
+                "split them"
+            )
+        names, weights = list(sources), [len(some) ** 0.5 for some in sources.values()]
         while True:
-            main = rng.choice(self._sources[rng.choices(names, weights)[0]])
+            main = rng.choice(sources[rng.choices(names, weights)[0]])
             chosen, size = [main], self._size(main)
             for other in self._others(main, rng):
                 if size + self._size(other) <= tokens:
                     chosen.append(other)
                     size += self._size(other)
-            if size <= tokens:
-                places = [list(self.own(context)) for context in chosen]
-                asked = [one for context in chosen for one in self._of[context]]
-                rng.shuffle(asked)
-                found = [self.compose(one, places, most, rng, unanswerable) for one in asked]
-                yield [one for one in found if one.passages]
+            places = [list(self.own(context)) for context in chosen]
+            asked = [one for context in chosen for one in self._of[context]]
+            rng.shuffle(asked)
+            found = [self.compose(one, places, most, rng, unanswerable) for one in asked]
+            yield [one for one in found if one.passages]
 
     def compose(
         self,

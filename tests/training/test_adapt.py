@@ -181,6 +181,15 @@ def test_the_command_makes_what_the_model_is_then_read_with(
     assert reader.adaptation.doubt is not None
     assert reader.adaptation.weights == reader.signature.weights
     assert not (tmp_path / "cache" / "adapting" / reader.adaptation.weights).exists()
+    # a text without questions makes another selector, and this adapter can still refuse
+    book = tmp_path / "book.txt"
+    book.write_text("\n\n".join(one.context for one in people(80)))
+    command = ["adapt", str(model), "--text", str(book), "--json", "--device", "cpu"]
+    assert app(command, standalone_mode=False) in (None, 0)
+    assert "adapter" not in json.loads(capsys.readouterr().out)
+    again = load_reader(model)
+    assert again.adapter is not None and again.adapter.digest == reader.adapter.digest
+    assert again.refusal is not None and again.refusal.doubt is None
 
 
 def test_the_command_adapts_a_model_to_texts_that_nobody_asked_about(
@@ -196,6 +205,10 @@ def test_the_command_adapts_a_model_to_texts_that_nobody_asked_about(
     command = ["adapt", str(model), "--json", "--reading-tokens", "1000", "--device", "cpu"]
     with pytest.raises(typer.BadParameter, match="--questions or --text"):
         app(command, standalone_mode=False)
+    short = tmp_path / "short.txt"
+    short.write_text(prose(0))
+    assert app([*command, "--text", str(short)], standalone_mode=False) not in (None, 0)
+    assert "two titles; give more or longer texts" in capsys.readouterr().err
     assert app([*command, "--text", str(book)], standalone_mode=False) in (None, 0)
     told = json.loads(capsys.readouterr().out)
     assert set(told["scores"]) == {"asked"}

@@ -159,9 +159,9 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatc
         after, before = (sum(float(x.loss(pool)) for pool in pools) for x in (trained, fresh))
     assert after < 0.9 * before
     run(tmp_path / "parts", untrained(), tokens=500, every=0)  # a checkpoint after every step
-    first = torch.load(tmp_path / "parts" / "reading.pt")
+    first = torch.load(tmp_path / "parts" / f"{of}.pt")
     again = run(tmp_path / "parts", untrained(), tokens=1_000, every=0)
-    second = torch.load(tmp_path / "parts" / "reading.pt")
+    second = torch.load(tmp_path / "parts" / f"{of}.pt")
     assert (first["skip"], second["skip"]) == (0, 1) and first["step"] < second["step"]
     assert again.adapter.tokens >= 1_000
     with pytest.raises(InvalidInput, match="another adapter"):
@@ -181,6 +181,25 @@ def test_texts_ask_about_a_word_of_one_of_their_sentences():
     assert found == questions_of(texts, 100, 0) != questions_of(texts, 100, 1)
     (few,) = questions_of(texts, 1, 0)
     assert few in found
+
+
+def test_a_word_with_an_accent_is_as_rare_as_it_is():
+    texts = [
+        "Le café de la place est fermé en août.",
+        "Un café du port reste ouvert toute la nuit.",
+    ]
+    (found,) = questions_of([" ".join(texts)], 1, 0)
+    assert len(found.questions) == 2
+    assert not any("café" in asked.question for asked in found.questions)
+
+
+def test_texts_longer_than_a_pass_are_refused_and_a_short_one_is_drawn():
+    long = msgspec.structs.replace(CONTEXTS[0], context=CONTEXTS[0].context * 9)
+    with pytest.raises(InvalidInput, match="more than 300 tokens"):
+        next(Examples([long], model_of()).pools(Random(0), 300, 8, 0.1))
+    some = Examples([long, CONTEXTS[1]], model_of())
+    for pool in islice(some.pools(Random(0), 300, 8, 0.1), 3):
+        assert {one.question for one in pool} == {one.question for one in CONTEXTS[1].questions}
 
 
 def test_lines_that_are_no_questions_are_named(tmp_path):

@@ -30,7 +30,7 @@ from memstore.model.passages.selector import (
     confidence,
 )
 from memstore.model.tokenizer import TokenText
-from memstore.training.reading_questions import AskedContext, drawn, split_titles
+from memstore.training.reading_questions import TOO_FEW, AskedContext, drawn, split_titles
 from memstore.training.selectors.learn import LearnConfig, learn
 from memstore.training.selectors.states import States, read_states
 
@@ -65,10 +65,7 @@ def adapt(
         chosen = drawn(some, most, config.seed)
         found = read_states(chosen, reader, layer, seed=config.seed, report=report)
         if not found.asked:
-            raise InvalidInput(
-                "too few questions: training and evaluation each need some whose answer is in the "
-                "text verbatim"
-            )
+            raise InvalidInput(TOO_FEW)
         return found
 
     train, test = split_titles(contexts, config.seed)
