@@ -280,8 +280,8 @@ def _has_norms(device: torch.device) -> bool:
 
 
 def _twin(layer: nn.Module) -> nn.Module:
-    """A copy of a layer's modules that shares its weights. Tracing puts fake tensors in their place,
-    which other threads, in the layer itself, must not meet.
+    """A copy of a layer's modules that shares its weights. Tracing puts fake tensors in their
+    place, which other threads, in the layer itself, must not meet.
     """
     twin = copy.copy(layer)
     twin._parameters, twin._buffers = dict(layer._parameters), dict(layer._buffers)

@@ -66,28 +66,17 @@ class OwnBlocks:
         documents: list[tuple[int, int]],
         per_block: int,
         *,
-        least: int = 0,
-        bound: int | None = None,
+        least: int,
+        bound: int | None,
     ) -> None:
         """documents: attached ones, as (id, blocks). per_block: KV blocks of heads of a block;
         least: blocks that are held whatever the budget says; bound: LookupSettings.own_blocks.
         """
         self.scratch = store.retrieval.session_document()
         self.blocks = SessionBlocks(documents, own_document=self.scratch.document)
-        self._per_block = per_block
         self.most = max(least, store.tiers.host.capacity // (2 * per_block))
         if bound is not None:
             self.most = min(self.most, bound)
-
-    @property
-    def document(self) -> int:
-        """The number under which they are read and searched."""
-        return self.scratch.document
-
-    @property
-    def pinned(self) -> int:
-        """KV blocks of heads that are held."""
-        return self.blocks.own * self._per_block
 
     def make_room(self, count: int) -> None:
         """Let the oldest go, for so many more."""
