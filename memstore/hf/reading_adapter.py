@@ -261,11 +261,11 @@ def attach_adapter(
 ) -> list[nn.Parameter]:
     """Attach an adapter to a model, which uses it within `adapted` only. dtype: of parameters that
     are trained and replace the adapter's `pairs`; None to read with it in the dtype of the weights.
-    Returns these parameters.
+    Returns these parameters, in the order of the layers' names.
     """
     layers = _linear(model)
     parameters: list[nn.Parameter] = []
-    for name, pair in adapter.pairs.items():
+    for name, pair in sorted(adapter.pairs.items()):
         layer = layers[name]
         form = layer.weight.dtype if dtype is None else dtype
         a, b = (half.to(layer.weight.device, form) for half in pair)

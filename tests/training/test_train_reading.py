@@ -164,6 +164,11 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatc
     second = torch.load(tmp_path / "parts" / f"{of}.pt")
     assert (first["skip"], second["skip"]) == (0, 1) and first["step"] < second["step"]
     assert again.adapter.tokens >= 1_000
+    again.adapter.save(tmp_path / "adapter")  # a run that ended here goes on with its selector
+    model = model_of(num_hidden_layers=3)
+    stored = Reading(model, ReadingAdapter.load(tmp_path / "adapter", model.model))
+    assert run(tmp_path / "parts", stored, tokens=1_000).adapter.digest == again.adapter.digest
+    assert torch.load(tmp_path / "parts" / f"{of}.pt")["step"] == second["step"]
     with pytest.raises(InvalidInput, match="another adapter"):
         run(tmp_path / "parts", untrained(rank=8))
 
