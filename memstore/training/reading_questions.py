@@ -242,12 +242,12 @@ class Examples:
         sources = {
             name: short
             for name, some in self._sources.items()
-            if (short := [one for one in some if self._of[one] and self._size(one) <= tokens])
+            if (short := [one for one in some if self._of[one] and 0 < self._size(one) <= tokens])
         }
         if not sources:
             raise InvalidInput(
-                f"the texts to learn from, or those held out, all have more than {tokens} tokens; "
-                "split them"
+                f"the texts to learn from, or those held out, are all empty or have more than "
+                f"{tokens} tokens; split them"
             )
         names, weights = list(sources), [len(some) ** 0.5 for some in sources.values()]
         while True:
@@ -261,7 +261,8 @@ class Examples:
             asked = [one for context in chosen for one in self._of[context]]
             rng.shuffle(asked)
             found = [self.compose(one, places, most, rng, unanswerable) for one in asked]
-            yield [one for one in found if one.passages]
+            if some := [one for one in found if one.passages]:
+                yield some
 
     def compose(
         self,

@@ -205,6 +205,10 @@ def test_texts_longer_than_a_pass_are_refused_and_a_short_one_is_drawn():
     some = Examples([long, CONTEXTS[1]], model_of())
     for pool in islice(some.pools(Random(0), 300, 8, 0.1), 3):
         assert {one.question for one in pool} == {one.question for one in CONTEXTS[1].questions}
+    # of a text of one passage, nothing is left of a question whose answer is left out
+    asked = [AskedQuestion("How much does it weigh?", ["40 pounds"])]
+    alone = Examples([AskedContext("It weighs 40 pounds.", asked)], model_of())
+    assert all(islice(alone.pools(Random(0), 300, 8, 0.5), 20))
 
 
 def test_lines_that_are_no_questions_are_named(tmp_path):
