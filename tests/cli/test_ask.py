@@ -54,7 +54,7 @@ def test_stats_show_weights_places_tiers_and_cost(store: Path) -> None:
     ask = ("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0", "--stats")
     _, empty, first, _, third, *_, seconds, lookups, host, disk = run(*ask).out.splitlines()
     assert (empty, first) == ("", "1. story")
-    assert re.match(r"   characters [\d,]+-[\d,]+, from (disk|host)", third)
+    assert re.match(r"   attention \d+\.\d\d, characters [\d,]+-[\d,]+, from (disk|host)", third)
     assert re.match(r"[\d.]+ s, first token after [\d.]+ s$", seconds)
     assert re.match(r"[\d,]+ lookups made, 0 skipped by the gate$", lookups)
     assert re.match(r"host: [\d,]+ of [\d,]+ blocks found, .* read$", host)
