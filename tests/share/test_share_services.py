@@ -68,7 +68,7 @@ def test_readers_share_what_one_has_read(texts: ObjectStore, server: Server) -> 
         assert stats["valkey"]["hits"] == len(every(store)) and stats["remote"]["hits"] == 0
         assert counting.requests == 0 and "failed" not in stats["valkey"]
     keys = server.tell("KEYS *")
-    assert "memstore:3:" in keys and "{" not in keys
+    assert "memstore:4:" in keys and "{" not in keys
 
 
 def test_a_server_that_is_killed_and_restarted_empty_is_used_again(
