@@ -10,9 +10,11 @@ in a session.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -21,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from memstore.errors import InvalidInput
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.reading_adapter import Kind, ReadingAdapter, attach_adapter
-from memstore.model.adapter import AttentionSpec
 from memstore.model.passages.repositioned_attention import attention
 from memstore.model.rotary import Positions
 from memstore.training.reading_questions import (
@@ -37,27 +39,40 @@ from memstore.training.reading_questions import (
 )
 
 Report = Callable[[str], None]
-Rotate = Callable[[Tensor, Positions], Tensor]
 
 _CHECKED = 24  # validation passes
-_UNANSWERABLE = 0.08  # of the questions: the gold passage is left out
+_UNANSWERABLE = 0.08  # of validation questions: the gold passage is left out
+_PARAMETER_TOKENS = 2_000_000_000_000  # of a forward pass on a GPU
 _AS_TEXT, _TEXTS = 0.1, 5  # steps that read passages as text in the prompt; questions of a pass
 _RANK = 16
 
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """tokens: training budget; pool_tokens: passages of a forward pass; passes: forward passes of
-    an optimizer step.
+    """tokens: training budget; pool_tokens: passages of a pool; pools: of an optimizer step;
+    joined: pools of a forward pass; unanswerable: share of the questions whose gold passage is left
+    out; workers: processes that draw examples, 0 for none; every: seconds between checkpoints.
     """
 
     tokens: int = 4_000_000
     pool_tokens: int = 1024
-    passes: int = 4
+    pools: int = 4
+    joined: int = 1
     learning_rate: float = 8e-4
     most_passages: int = 16
+    unanswerable: float = 0.08
+    workers: int = 0
     seed: int = 0
-    every: int = 600  # seconds between checkpoints
+    every: int = 600
+
+    def on(self, model: HuggingFacePassageModel) -> ReadingOptions:
+        """For a GPU: forward passes long enough to fill it, of more pools the smaller the model."""
+        if model.device.type != "cuda":
+            return self
+        parameters = sum(one.numel() for one in model.model.parameters())
+        joined = max(1, min(16, _PARAMETER_TOKENS // (parameters * self.pool_tokens)))
+        pools, workers = max(self.pools, joined), min(8, os.cpu_count() or 1)
+        return replace(self, joined=joined, pools=pools, workers=workers)
 
 
 class Pack:
@@ -66,8 +81,7 @@ class Pack:
     def __init__(
         self, model: HuggingFacePassageModel, examples: Sequence[Composed], *, as_text: bool
     ) -> None:
-        """as_text: put the passages into the prompt as text."""
-        self._model = model
+        """as_text: put the passages into the prompt as text. All tensors are on the CPU."""
         ids = list(model.prefix_ids)
         prefix = range(len(ids))
         passages: dict[int, range] = {}
@@ -89,32 +103,38 @@ class Pack:
             targets += [-1] * (len(ids) + len(own) - 1 - len(targets)) + answer
             asked.append([*before, range(len(ids), len(ids) + len(own) + len(answer) - 1)])
             ids += [*own, *answer[:-1]]
-        device = model.device
-        self.ids = torch.tensor([ids], device=device)
-        self.targets = torch.tensor([*targets, *[-1] * (len(ids) - len(targets))], device=device)
-        self.answering = (self.targets >= 0).nonzero()[:, 0]
+        self.ids = torch.tensor([ids])
+        self.targets = torch.tensor([*targets, *[-1] * (len(ids) - len(targets))])
         self.counts = [int((self.targets[_at(own)] >= 0).sum()) for *_, own in asked]
-        self.read = torch.zeros(1, len(ids), 1, dtype=model.dtype, device=device)
+        self.answering = (self.targets >= 0).nonzero()[:, 0]
+        self.targets = self.targets[self.answering]
+        self.read = torch.zeros(1, len(ids), 1)
         for span in passages.values():
             self.read[0, span.start : span.stop] = 1  # tokens of passages
-        self._rows = [
-            _Rows([[prefix], *([prefix, span] for span in passages.values())], device),
-            _Rows(asked, device),
-        ]
+        by_width: dict[int, list[list[range]]] = {}  # at most half of a batch is padding
+        for row in asked:
+            by_width.setdefault(sum(map(len, row)).bit_length(), []).append(row)
+        alone = [[prefix], *([prefix, span] for span in passages.values())]
+        self._rows = [_Rows(some, len(ids)) for some in (alone, *by_width.values())]
         places = torch.cat([rows.tokens for rows in self._rows])
-        self._back = torch.empty(len(ids) + 1, dtype=torch.int64, device=device)
-        self._back[places] = torch.arange(len(places), device=device)  # -1, padding, comes last
-        self._back = self._back[:-1]
+        back = torch.empty(len(ids) + 1, dtype=torch.int64)
+        back[places] = torch.arange(len(places))  # -1, padding, comes last
+        self._back = back[:-1]
 
-    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention callback: unrotated q [1, H, T, D], k and v [1, Hkv, T, D] -> [1, H, T, D]."""
-        model = self._model
-        found = [
-            rows.attended(
-                lambda x, at: model.rotate(layer_idx, x, at), q, k, v, model.forms[layer_idx]
-            )
-            for rows in self._rows
-        ]
+    def to(self, device: torch.device, dtype: torch.dtype) -> Pack:
+        """Move everything to a device. dtype: of the model's states."""
+        for name in ("ids", "targets", "answering", "_back"):
+            setattr(self, name, getattr(self, name).to(device))
+        self.read = self.read.to(device, dtype)
+        for rows in self._rows:
+            rows.to(device)
+        return self
+
+    def attend(
+        self, model: HuggingFacePassageModel, layer_idx: int, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Unrotated q [1, H, T, D], k and v [1, Hkv, T, D] -> [1, H, T, D]."""
+        found = [rows.attended(model, layer_idx, q, k, v) for rows in self._rows]
         return torch.cat(found, 2)[:, :, self._back]
 
 
@@ -123,40 +143,107 @@ class _Rows:
     with queries and keys at consecutive positions.
     """
 
-    def __init__(self, rows: Sequence[Sequence[range]], device: torch.device) -> None:
-        """rows: of each row, the spans of its tokens."""
+    def __init__(self, rows: Sequence[Sequence[range]], total: int) -> None:
+        """rows: of each row, the spans of its tokens, of `total` in the pack."""
         columns = [torch.cat([_at(span) for span in row]) for row in rows]
-        longest, self._widest = max(len(row[-1]) for row in rows), max(map(len, columns))
-        self._columns = pad_sequence(columns, batch_first=True).to(device)
+        longest, widest = max(len(row[-1]) for row in rows), max(map(len, columns))
+        # Padding is read from everywhere: the gradient of a token that is read very often is slow.
+        self._columns = torch.arange(widest).repeat(len(rows), 1) % total
+        for row, column in zip(self._columns, columns):
+            row[: len(column)] = column
         own = pad_sequence([_at(row[-1]) for row in rows], batch_first=True, padding_value=-1)
-        self.tokens = own.flatten().to(device)  # whose attention is computed; -1 for padding
+        self.tokens = own.flatten()  # whose attention is computed; -1 for padding
+        spread = torch.arange(len(self.tokens)) % total
+        self._asking = torch.where(self.tokens < 0, spread, self.tokens)
         starts = torch.tensor([len(c) - len(row[-1]) for c, row in zip(columns, rows)])
-        self._places = (starts[:, None] + torch.arange(longest)).to(device)  # of queries
+        self._places = starts[:, None] + torch.arange(longest)  # of queries
+        self._reach = int(self._places.max()) + 1
+        self._at = Positions(self._places.flatten(), self._reach)
+        self._masks: dict[int | None, Tensor] = {}  # by window
+
+    def to(self, device: torch.device) -> None:
+        for name in ("_columns", "tokens", "_asking", "_places"):
+            setattr(self, name, getattr(self, name).to(device))
+        self._at = Positions(self._places.flatten(), self._reach)
 
     def attended(
-        self, rotate: Rotate, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+        self, model: HuggingFacePassageModel, layer_idx: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """Unrotated q [1, H, T, D], k and v [1, Hkv, T, D] -> [1, H, rows * longest, D]."""
         rows, longest = self._places.shape
-        at = self._places.flatten()
-        queries = rotate(q[:, :, self.tokens], Positions(at, int(at.max()) + 1))
-        places = torch.arange(self._widest, device=q.device)
-        keys = rotate(
-            k[:, :, self._columns.flatten()], Positions(places.repeat(rows), self._widest)
-        )
-        distance = self._places[:, None, :, None] - places
-        sees = distance >= 0
-        if spec.window is not None:
-            sees = sees & (distance < spec.window)
+        spec = model.forms[layer_idx]
+        queries = model.rotate(layer_idx, q[:, :, self._asking], self._at)
         queries = queries.view(q.shape[1], rows, longest, -1).transpose(0, 1)
-        keys = keys.view(k.shape[1], rows, self._widest, -1).transpose(0, 1)
+        keys = model.rotate(layer_idx, k[0][:, self._columns], range(self._columns.shape[1]))
         values = v[0][:, self._columns].transpose(0, 1)
-        found = attention(queries, keys, values, spec, sees)
+        found = attention(queries, keys.transpose(0, 1), values, spec, self._mask(spec.window))
         return found.transpose(0, 1).flatten(1, 2)[None]
+
+    def _mask(self, window: int | None) -> Tensor:
+        if window not in self._masks:
+            places = torch.arange(self._columns.shape[1], device=self._columns.device)
+            distance = self._places[:, None, :, None] - places
+            sees = distance >= 0
+            self._masks[window] = sees if window is None else sees & (distance < window)
+        return self._masks[window]
 
 
 def _at(span: range) -> Tensor:
     return torch.arange(span.start, span.stop)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass of training. text: for a writer, the same examples as its teacher reads them.
+    share: of the examples of the optimizer's step.
+    """
+
+    pack: Pack
+    text: Pack | None
+    share: float
+    examples: int
+
+
+class Steps(IterableDataset[list[Pass]]):
+    """The forward passes of optimizer steps, drawn for ever; each worker process draws others."""
+
+    def __init__(
+        self,
+        model: HuggingFacePassageModel,
+        kind: Kind,
+        examples: Examples,
+        options: ReadingOptions,
+        seed: int,
+    ) -> None:
+        self._model, self._kind, self._examples = model, kind, examples
+        self._options, self._seed = options, seed
+
+    def __iter__(self) -> Iterator[list[Pass]]:
+        options, worker = self._options, get_worker_info()
+        rng = Random(f"{self._seed} {0 if worker is None else worker.id}")
+        drawn = self._examples.pools(
+            rng, options.pool_tokens, options.most_passages, options.unanswerable
+        )
+        while True:
+            as_text = self._kind == "both" and rng.random() < _AS_TEXT
+            pools = list(islice(drawn, options.pools))
+            if as_text:  # where nothing is shared
+                pools = [[o for o in some if len(o.passages) <= 4][:_TEXTS] for some in pools]
+            parts = [
+                [one for some in pools[at : at + options.joined] for one in some]
+                for at in range(0, len(pools), options.joined)
+            ]
+            total = sum(map(len, parts))
+            yield [
+                Pass(
+                    Pack(self._model, some, as_text=as_text),
+                    Pack(self._model, some, as_text=True) if self._kind == "writer" else None,
+                    len(some) / total,
+                    len(some),
+                )
+                for some in parts
+                if some
+            ]
 
 
 class Reading:
@@ -169,23 +256,23 @@ class Reading:
 
     def logits(self, pack: Pack, *, stock: bool = False) -> Tensor:
         """Logits [answer tokens, vocabulary] of a pack. stock: without the adapter."""
+        pack.to(self.model.device, self.model.dtype)
         rows: bool | Tensor = not stock
         if not stock and self.adapter.kind == "writer":
             rows = pack.read
-        states = self.model.hidden(pack.ids, pack.attend, adapt=rows)[0, pack.answering]
+        attend = partial(pack.attend, self.model)
+        states = self.model.hidden(pack.ids, attend, adapt=rows)[0, pack.answering]
         return self.model.logits(states)
 
-    def loss(self, examples: Sequence[Composed], *, as_text: bool = False) -> Tensor:
+    def loss(self, one: Pass) -> Tensor:
         """Mean loss over answer tokens: cross-entropy; for a writer, the KL divergence from the
         stock model that has the same passages as text.
         """
-        if self.adapter.kind == "both":
-            pack = Pack(self.model, examples, as_text=as_text)
-            return cross_entropy(self.logits(pack), pack.targets[pack.answering])
-        pack = Pack(self.model, examples, as_text=False)
+        if one.text is None:
+            return cross_entropy(self.logits(one.pack), one.pack.targets)
         with torch.no_grad():
-            told = self.logits(Pack(self.model, examples, as_text=True), stock=True)
-        found = log_softmax(self.logits(pack), -1)
+            told = self.logits(one.text, stock=True)
+        found = log_softmax(self.logits(one.pack), -1)
         return kl_div(found, log_softmax(told, -1), log_target=True, reduction="batchmean")
 
     @torch.no_grad()
@@ -199,8 +286,8 @@ class Reading:
         unknown = self.model.tokenizer.encode(UNKNOWN)[0]
         for examples in packs:
             pack = Pack(self.model, examples, as_text=False)
-            logits, targets = self.logits(pack), pack.targets[pack.answering]
-            parts = zip(examples, logits.split(pack.counts), targets.split(pack.counts))
+            logits = self.logits(pack)
+            parts = zip(examples, logits.split(pack.counts), pack.targets.split(pack.counts))
             for one, scores, wanted in parts:
                 doubts[one.answer != UNKNOWN].append(float(scores[0].softmax(-1)[unknown]))
                 if one.answer != UNKNOWN:
@@ -218,15 +305,6 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _tokens(examples: Sequence[Composed], *, as_text: bool = False) -> int:
-    """Approximate tokens of a pass."""
-    passages = [one for some in examples for one in some.passages]
-    if not as_text:
-        passages = list({id(one): one for one in passages}.values())
-    asked = sum(24 + (len(one.question) + len(one.answer)) // 4 for one in examples)
-    return asked + sum(map(len, passages))
-
-
 def train_reading(
     reading: Reading,
     examples: Examples,
@@ -242,32 +320,28 @@ def train_reading(
     """
     adapter = reading.adapter
 
-    def pools(of: Examples, seed: int) -> Iterator[list[Composed]]:
-        return of.pools(Random(seed), options.pool_tokens, options.most_passages, _UNANSWERABLE)
-
     optimizer = torch.optim.AdamW(reading.parameters, betas=(0.9, 0.98), weight_decay=0.0)
-    check = list(islice(pools(held_out, 1), _CHECKED))
+    held = held_out.pools(Random(1), options.pool_tokens, options.most_passages, _UNANSWERABLE)
+    check = list(islice(held, _CHECKED))
     path = work / f"{adapter.kind}.pt"
     step, seen, skip = _restore(path, reading, optimizer)
-    rng = Random(f"{options.seed} {step}")
-    drawn = pools(examples, 1000 * options.seed + skip)
+    seed = 1000 * options.seed + skip
+    steps = Steps(reading.model, adapter.kind, examples, options, seed)
     began, before, saved = time.monotonic(), seen, time.monotonic()
     recent: list[float] = []
     asked = 0
-    while seen < options.tokens:
+    for passes in DataLoader(steps, batch_size=None, num_workers=options.workers):
+        if seen >= options.tokens:
+            break
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * _schedule(step, seen / options.tokens)
-        as_text = adapter.kind == "both" and rng.random() < _AS_TEXT
         total = 0.0
-        passes = list(islice(drawn, options.passes))
-        if as_text:  # where nothing is shared
-            passes = [[o for o in some if len(o.passages) <= 4][:_TEXTS] for some in passes]
-        for some in filter(None, passes):
-            loss = reading.loss(some, as_text=as_text) * (len(some) / sum(map(len, passes)))
+        for one in passes:
+            loss = reading.loss(one) * one.share
             loss.backward()
             total += float(loss.detach())
-            seen += _tokens(some, as_text=as_text)
-            asked += len(some)
+            seen += one.pack.ids.numel()
+            asked += one.examples
         torch.nn.utils.clip_grad_norm_(reading.parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -312,7 +386,8 @@ def adapt_reading(
         before = ReadingAdapter.untrained(model.model, _RANK, options.seed, kind)
         before.separator = model.tokenizer.decode(model.separator_ids)
     before.weights = (model.signature.weights,)
-    return train_reading(Reading(model, before), learned, checked, work, options, report)
+    reading = Reading(model, before)
+    return train_reading(reading, learned, checked, work, options.on(model), report)
 
 
 def _schedule(step: int, share: float) -> float:

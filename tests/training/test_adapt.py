@@ -96,12 +96,17 @@ def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
     for one, scores in zip(read.asked, trained, strict=True):
         found = selector.scores(read.query(one), haystack, haystack.scope)
         torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8
+    wrong = model.wrong(read, 2)
+    for one, scores in zip(read.asked, trained.detach(), strict=True):
+        mine = [at for at in range(len(lengths)) if at not in one.touched]
+        best = sorted(mine, key=lambda at: -float(scores[at]))[:2]
+        assert wrong[one.first] == [at for at in best if scores[at] > 0]
 
 
 def test_the_same_seed_learns_the_same_bits(reader: HuggingFacePassageModel, read: States) -> None:
     config, hard = replace(LEARN, steps=3), {one.first: [] for one in read.asked}
     one, same, other = (
-        learn(read, reader.made_for.vocabulary, chosen, hard)
+        learn(read, reader.made_for.vocabulary, chosen, hard, reader.device).selector(1)
         for chosen in (config, config, replace(config, seed=1))
     )
     assert one.digest == same.digest != other.digest

@@ -22,7 +22,7 @@ from memstore.model.passages.adaptation import UNADAPTED
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.training.doubt import _ask, _fit, fit_doubt
-from memstore.training.reading import Pack, Reading, ReadingOptions, train_reading
+from memstore.training.reading import Pack, Reading, ReadingOptions, Steps, train_reading
 from memstore.training.reading_questions import (
     AskedContext,
     AskedQuestion,
@@ -136,9 +136,9 @@ def test_a_pack_of_text_is_the_stock_models_prompt():
 def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatch):
     monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
     options = ReadingOptions(
-        tokens=5_000,
+        tokens=8_000,
         pool_tokens=300,
-        passes=1,
+        pools=1,
         learning_rate=0.02 if of == "both" else 0.004,
         most_passages=2,
     )
@@ -154,13 +154,15 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatc
         return reading
 
     trained, fresh = run(tmp_path / "whole", untrained()), untrained()
-    pools = list(islice(examples.pools(Random(7), 300, 2, 0.1), 4))
+    drawn = Steps(fresh.model, of, examples, replace(options, pools=16, joined=4), 7)
+    passes = next(iter(drawn))
+    assert len(passes) == 4 and sum(one.share for one in passes) == pytest.approx(1)
     with torch.no_grad():
-        after, before = (sum(float(x.loss(pool)) for pool in pools) for x in (trained, fresh))
+        after, before = (sum(float(x.loss(one)) for one in passes) for x in (trained, fresh))
     assert after < 0.9 * before
     run(tmp_path / "parts", untrained(), tokens=500, every=0)  # a checkpoint after every step
     first = torch.load(tmp_path / "parts" / f"{of}.pt")
-    again = run(tmp_path / "parts", untrained(), tokens=1_000, every=0)
+    again = run(tmp_path / "parts", untrained(), tokens=1_000, every=0, workers=2)
     second = torch.load(tmp_path / "parts" / f"{of}.pt")
     assert (first["skip"], second["skip"]) == (0, 1) and first["step"] < second["step"]
     assert again.adapter.tokens >= 1_000

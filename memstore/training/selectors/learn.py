@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from random import Random
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from memstore.model.passages.selector import Learned, Projection
 from memstore.training.selectors.states import Asked, States
+
+_TOGETHER = 16  # questions whose scores of all passages are computed at once
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,48 @@ class Trained(nn.Module):
         weights = torch.cat([part.softmax(0) for part in logits.split(list(lengths))])
         q = F.normalize(x @ self.projection, dim=-1)
         products = keys @ q.T  # (tokens, R)
-        best = torch.segment_reduce(products, "max", lengths=torch.tensor(passages)).T
-        owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        of_passages, of_questions = (
+            torch.tensor(some, device=q.device) for some in (passages, lengths)
+        )
+        best = torch.segment_reduce(products, "max", lengths=of_passages).T
+        owner = torch.arange(len(lengths), device=q.device).repeat_interleave(of_questions)
         scores = best.new_zeros(len(lengths), len(passages))
         return scores.index_add(0, owner, best * weights[:, None])
 
     def selector(self, layer: int) -> Learned:
         """What has been learned so far, as it is used."""
         names = Projection.__dataclass_fields__
-        tensors = {name: getattr(self, name).detach().clone() for name in names}
+        tensors = {name: getattr(self, name).detach().cpu().clone() for name in names}
         return Learned(layer, Projection(**tensors))
+
+    @torch.no_grad()
+    def wrong(self, states: States, most: int) -> dict[int, list[int]]:
+        """By Asked.first, the passages of the same collection that score highest of those that do
+        not answer, at most so many.
+        """
+        self.eval()
+        device, found, first = self.projection.device, dict[int, list[int]](), 0
+        for name, texts in groupby(states.texts, lambda text: text[0]):
+            *_, (_, end) = texts
+            parts = [states.passage(at) for at in range(first, end)]
+            keys = torch.cat([self.landmarks(one.to(device).float()) for one in parts])
+            sizes = [len(one) for one in parts]
+            asked = [one for one in states.asked if states.texts[one.context][0] == name]
+            for at in range(0, len(asked), _TOGETHER):
+                some = asked[at : at + _TOGETHER]
+                rows = torch.cat([states.rows[one.first : one.end] for one in some])
+                ids = torch.cat([states.row_ids[one.first : one.end] for one in some])
+                lengths = [one.end - one.first for one in some]
+                scores = self.scores(
+                    rows.to(device).float(), ids.to(device), lengths, keys, sizes
+                ).cpu()
+                for one, of_one in zip(some, scores):
+                    of_one[[passage - first for passage in one.touched]] = -torch.inf
+                    best = of_one.topk(min(most, len(of_one)))
+                    pairs = zip(best.values.tolist(), best.indices.tolist())
+                    found[one.first] = [first + place for score, place in pairs if score > 0]
+            first = end
+        return found
 
 
 def _rarity(states: States, vocabulary: int) -> Tensor:
@@ -104,18 +139,20 @@ def learn(
     vocabulary: int,
     config: LearnConfig,
     hard: Mapping[int, Sequence[int]],
+    device: torch.device,
     report: Callable[[str], None] = lambda line: None,
-) -> Learned:
-    """Train a selector on states; the same one for the same seed. vocabulary: ids of the model.
+) -> Trained:
+    """Learn from states; the same for the same seed on a CPU. vocabulary: ids of the model.
 
     hard: by Asked.first, passages that are easily taken for the right one. report: called with a
     line of progress every 50 steps.
     """
     torch.manual_seed(config.seed)
     idf = _rarity(states, vocabulary)
-    model = Trained(states, idf, config.width, config.blanked)
+    model = Trained(states, idf, config.width, config.blanked).to(device)
     with torch.enable_grad():
-        return _Run(states, model, config, hard, Random(config.seed)).go(report)
+        _Run(states, model, config, hard, Random(config.seed)).go(report)
+    return model
 
 
 @dataclass
@@ -126,7 +163,7 @@ class _Run:
     hard: Mapping[int, Sequence[int]]
     rng: Random
 
-    def go(self, report: Callable[[str], None]) -> Learned:
+    def go(self, report: Callable[[str], None]) -> None:
         config = self.config
         optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=config.rate, weight_decay=config.decay
@@ -146,21 +183,21 @@ class _Run:
                     f"step {step + 1}: loss {lost / 50:.3f}, right passage first {first / 50:.0%}"
                 )
                 lost = first = 0.0
-        return self.model.selector(self.states.layer)
 
     def _step(self) -> tuple[Tensor, float]:
         asked = self.rng.choices(self.states.asked, k=self.config.batch)
         passages = self._competing(asked)
         place = {passage: at for at, passage in enumerate(passages)}
         parts = [self.states.passage(passage) for passage in passages]
-        keys = self.model.landmarks(torch.cat(parts).float())
+        device = self.model.projection.device
+        keys = self.model.landmarks(torch.cat(parts).to(device).float())
         scores = self.model.scores(*self._rows(asked), keys, [len(part) for part in parts])
-        hidden = torch.zeros_like(scores, dtype=torch.bool)  # others that answer count neither way
+        hidden = torch.zeros(scores.shape, dtype=torch.bool)  # others that answer count neither way
         for row, one in enumerate(asked):
             same = one.touched - {one.right}
             hidden[row, [place[passage] for passage in same if passage in place]] = True
-        logits = (scores * self.model.scale.exp()).masked_fill(hidden, -1e4)
-        targets = torch.tensor([place[one.right] for one in asked])
+        logits = (scores * self.model.scale.exp()).masked_fill(hidden.to(device), -1e4)
+        targets = torch.tensor([place[one.right] for one in asked], device=device)
         right = (logits.argmax(1) == targets).float().mean()
         return F.cross_entropy(logits, targets), float(right)
 
@@ -183,4 +220,6 @@ class _Run:
             chosen += kept or [one.first]
             lengths.append(len(kept) or 1)
         index = torch.tensor(chosen)
-        return self.states.rows[index].float(), self.states.row_ids[index], lengths
+        device = self.model.projection.device
+        rows = self.states.rows[index].to(device).float()
+        return rows, self.states.row_ids[index].to(device), lengths

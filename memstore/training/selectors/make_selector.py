@@ -42,7 +42,7 @@ _HALVINGS = 3  # of a haystack, to see how its best score rises
 _WORD_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _TEXTS, _HELD_OUT = 1920, 384  # that are read at most, for training and to measure with
 _HAY = 1024  # passages of training that held-out questions are asked of, too
-_MINED, _BY_WORDS, _BY_STATES = 12, 6, 8  # hard negatives: of the first round, of the second
+_BY_WORDS, _BY_STATES = 6, 8  # hard negatives of each round
 
 
 def adapt(
@@ -70,15 +70,13 @@ def adapt(
 
     train, test = split_titles(contexts, config.seed)
     held_out, states = read(test, _HELD_OUT), read(train, _TEXTS)
-    by_words = _alike(states, Selector(), tokenizer)
-    learned = learn(states, made_for.vocabulary, config, by_words, report)
+    by_words = _alike(states, tokenizer)
+    first = learn(states, made_for.vocabulary, config, by_words, reader.device, report)
     report("learning again, with passages that were wrongly found")
-    by_states = _alike(states, Selector(learned), tokenizer)
-    hard = {
-        first: [*some[:_BY_WORDS], *by_states[first][:_BY_STATES]]
-        for first, some in by_words.items()
-    }
-    learned = learn(states, made_for.vocabulary, config, hard, report)
+    by_states = first.wrong(states, _BY_STATES)
+    hard = {at: [*some, *by_states[at]] for at, some in by_words.items()}
+    second = learn(states, made_for.vocabulary, config, hard, reader.device, report)
+    learned = second.selector(layer)
     both = Selector(learned, word_weight=1.0)
     haystack = Haystack(both.spec)
     for some, most in ((held_out, len(held_out.ends)), (states, _HAY)):
@@ -95,11 +93,12 @@ def adapt(
     )
 
 
-def _alike(states: States, selector: Selector, tokenizer: TokenText) -> dict[int, list[int]]:
-    """By Asked.first, the passages of the same collection that the selector finds first and that
-    do not answer.
+def _alike(states: States, tokenizer: TokenText) -> dict[int, list[int]]:
+    """By Asked.first, the passages of the same collection that share most rare words with the
+    question and that do not answer.
     """
-    haystack, first = Haystack(selector.spec), 0
+    selector, first = Selector(), 0
+    haystack = Haystack(selector.spec)
     scopes: dict[str, tuple[int, tuple[int, int, int]]] = {}  # of a collection: first passage
     for name, texts in groupby(states.texts, lambda text: text[0]):
         *_, (_, end) = texts
@@ -111,7 +110,7 @@ def _alike(states: States, selector: Selector, tokenizer: TokenText) -> dict[int
         first, scope = scopes[states.texts[one.context][0]]
         scores = selector.scores(states.query(one), haystack, [scope])
         scores[[at - first for at in one.touched]] = -torch.inf
-        best = scores.topk(min(_MINED, len(scores)))
+        best = scores.topk(min(_BY_WORDS, len(scores)))
         pairs = zip(best.values.tolist(), best.indices.tolist())
         found[one.first] = [first + at for score, at in pairs if score > 0]
     return found
