@@ -16,6 +16,7 @@ import string
 import tempfile
 import time
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -46,6 +47,7 @@ SETS = {
     "newwiki": ("squadshifts_newwiki", "en"),
     "piaf": ("piaf", "fr"),
     "2wiki": ("2wiki_sample", "en"),
+    "fairytale": ("fairytaleqa", "en"),
 }
 WAYS = ("memory", "text", "bm25", "minilm", "fused", "gold")
 _ALL = "memory"  # all passages are blocks of one document for the choosers
@@ -94,6 +96,17 @@ def plain(text: str) -> str:
 def is_right(said: str, asked: Asked) -> bool:
     words = f" {plain(said)} "
     return any(all(f" {plain(part)} " in words for part in some) for some in asked.accepted)
+
+
+def token_f1(said: str, asked: Asked) -> float:
+    """The best F1 of the words of what was said and those of an accepted answer."""
+    words = Counter(plain(said).split())
+    best = 0.0
+    for some in asked.accepted:
+        wanted = Counter(plain(" ".join(some)).split())
+        if common := (words & wanted).total():
+            best = max(best, 2 * common / (words.total() + wanted.total()))
+    return best
 
 
 def planned(name: str, path: Path, count: int, seed: int) -> tuple[dict[str, str], list[Asked]]:
@@ -251,6 +264,7 @@ def summary(asked: Sequence[Asked], said: Sequence[Said], above: float) -> dict[
     return {
         "right": mean(right),
         "interval": [low, high],
+        "f1": mean([0.0 if s.refused(above) else token_f1(s.text, a) for a, s in answerable]),
         "wrong": mean([not s.refused(above) for _, s in answerable]) - mean(right),
         "refused": mean([s.refused(above) for _, s in answerable]),
         "unanswerable refused": mean([s.refused(above) for s in others]),

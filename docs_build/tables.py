@@ -21,7 +21,7 @@ from docs_build.sizes import sizes_table
 from memstore.model.lookup_settings import CAUTION, CAUTIONS
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 _BLOCK = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 _WAYS = {
     "memory": "memstore",
@@ -122,6 +122,24 @@ def first_token_table() -> str:
     return table(["passages", "tokens", "as text, ms", "memstore, ms", "ratio"], rows)
 
 
+def gpu_table() -> str:
+    """Milliseconds to the first token on a GPU, of random weights in two shapes."""
+    found = [results(f"first-token-gpu-{shape}") for shape in ("1b", "8b")]
+    rows = []
+    for passages, tokens in found[0]["tokens"].items():
+        row = [passages, f"{tokens:,}"]
+        for one in found:
+            ways = ("text", "device tier", "host tier")
+            ms = [_first_ms(one, way, passages) for way in ways]
+            ratio = f"{ms[1] / ms[0]:.2f}, {ms[2] / ms[0]:.2f}"
+            row += [*(f"{each:.0f}" for each in ms), ratio]
+        rows.append(row)
+    shown = ("text, ms", "memory on the GPU", "in main memory", "ratios")
+    return table(
+        ["passages", "tokens", *(f"{size}: {x}" for size in ("1B", "8B") for x in shown)], rows
+    )
+
+
 def caution_table() -> str:
     """What SmolLM2 refuses by --caution, as its selector's file says."""
     path = ROOT / "memstore/hf/selectors/smollm2-135m-instruct.safetensors"
@@ -172,6 +190,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "caution": caution_table,
     "doubt": doubt_table,
     "first token": first_token_table,
+    "first token gpu": gpu_table,
     "recall": recall_table,
     "sizes": sizes_table,
 }

@@ -79,7 +79,7 @@ def given(options: argparse.Namespace) -> dict[str, Any]:
 
     values = {name: plain(value) for name, value in vars(options).items()}
     if "text" in values:
-        values["text"] = [Path(text).name for text in values["text"]]
+        values["text"] = [Path(text).name for text in values["text"] or ()]
     return values
 
 
