@@ -144,8 +144,8 @@ class HuggingFacePassageModel(PassageAPI):
 
     @property
     def end_of_turn(self) -> int:
-        """A token that ends answers."""
-        return min(self._turns.ends)
+        """The token that ends answers."""
+        return self._turns.end
 
     @property
     def device(self) -> torch.device:

@@ -119,7 +119,8 @@ class Turns:
     def __init__(self, template: Any, tokenizer: OffsetTokenizer) -> None:
         """template: the transformers tokenizer; tokenizer: what cuts what people type."""
         self._tokenizer = tokenizer
-        self.ends = {token for token in (template.eos_token_id,) if token is not None}
+        self.end = template.eos_token_id  # what ends an answer
+        self.ends = {self.end} - {None}  # what may
         begin = [] if template.bos_token_id is None else [template.bos_token_id]
         self.prefix, self._between, self._behind = begin, list[int](), list[int]()
         self._lead = ""  # of the template, cut together with a question
@@ -145,8 +146,11 @@ class Turns:
             list(template(text, add_special_tokens=False).input_ids)
             for text in (between.removesuffix(self._lead), behind)
         )
-        # what ends an answer in the template
-        self.ends |= set(self._between[:1]) & set(template.all_special_ids)
+        special = {token for token, one in template.added_tokens_decoder.items() if one.special}
+        if special.issuperset(self._between[:1]):
+            self.end = next(iter(self._between), self.end)
+        # and a model may begin the next turn instead
+        self.ends |= special.intersection([*self._between[:1], *self.prefix[:1]])
 
     def of(self, question: str, *, first: bool) -> tuple[list[int], range]:
         """The ids of a question as the first or as a later turn, behind the prefix, and which of

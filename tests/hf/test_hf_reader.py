@@ -180,6 +180,15 @@ def test_a_template_that_writes_the_date_begins_the_same_every_day() -> None:
     assert turns.of("And?", first=False) == fixed.of("And?", first=False)
 
 
+def test_an_answer_ends_as_the_template_writes_or_where_the_next_turn_begins() -> None:
+    made = tokenizer()
+    made.add_tokens(["<|user|>"], special_tokens=True)
+    made.eos_token = "<|user|>"  # as some conversions have it
+    turns = Turns(made, OffsetTokenizer(made))
+    end, begin = made.convert_tokens_to_ids(["<|end|>", "<|user|>"])
+    assert turns.end == end and turns.ends == {end, begin}
+
+
 def test_a_question_is_rendered_without_a_thinking_mode() -> None:
     made, plain = tokenizer(), tokenizer()
     made.chat_template += (
