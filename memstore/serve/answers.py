@@ -1,24 +1,19 @@
-"""Answers to chat requests: a question after earlier turns, the steps in which the model's thread
-answers it, and the outcome.
+"""An answer to a chat request: a question after earlier turns, the steps in which the model's
+thread answers it in a session of its own, and the outcome.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from memstore.freed_memory import return_freed_memory
 from memstore.model.answer import Answer, refusal
 from memstore.model.document_text import answer_sentence
-from memstore.model.model_api import Chat, ModelAPI
+from memstore.model.model_api import Chat
 from memstore.model.session import Continuation, read_pending
 from memstore.serve import trace_report
 from memstore.serve.api_errors import ApiError
-from memstore.serve.worker import Worker
-from memstore.store.memory_store import MemoryStore
-
-_FREED_EVERY = 64  # answers
 
 
 @dataclass(frozen=True)
@@ -64,9 +59,19 @@ class QueuedAnswer(Iterator[str]):
     Worker.steps, which closes it where its client goes away.
     """
 
-    def __init__(self, answers: "Answers", question: Question) -> None:
+    def __init__(
+        self,
+        question: Question,
+        open_chat: Callable[[Question], AbstractContextManager[Chat]],
+        most_seconds: float,
+        on_end: Callable[[Outcome, BaseException | None], None],
+    ) -> None:
+        """open_chat: a session of its own; most_seconds: of the answer; on_end: called on the
+        model's thread when it has ended, with the error that ended it.
+        """
         self.outcome = Outcome()
-        self._answers, self._question = answers, question
+        self._question, self._open_chat = question, open_chat
+        self._most_seconds, self._on_end = most_seconds, on_end
         self._chat: Chat | None = None
         self._steps = self._run()
 
@@ -83,12 +88,12 @@ class QueuedAnswer(Iterator[str]):
         self._steps.close()
 
     def _run(self) -> Generator[str, None, None]:
-        answers, question, outcome = self._answers, self._question, self.outcome
+        question, outcome = self._question, self.outcome
         began = time.perf_counter()
-        until = began + answers.most_seconds
+        until = began + self._most_seconds
         failed: BaseException | None = None
         try:
-            with answers.open_chat(question) as chat:
+            with self._open_chat(question) as chat:
                 self._chat = chat
                 yield from self._read_turns(chat, until)
                 answer = yield from self._generate(chat, until)
@@ -105,7 +110,7 @@ class QueuedAnswer(Iterator[str]):
         finally:
             self._chat = None
             outcome.seconds = time.perf_counter() - began
-            answers.ended(outcome, failed)
+            self._on_end(outcome, failed)
 
     def _read_turns(self, chat: Chat, until: float) -> Generator[str, None, None]:
         """Read the earlier turns. until: the time, of perf_counter, by which that must end."""
@@ -131,52 +136,6 @@ class QueuedAnswer(Iterator[str]):
             yield piece
             if time.perf_counter() > until:
                 chat.stop()
-
-
-class Answers:
-    """Answers questions of one memory, several at once, a step of each in turn on the model's
-    thread. Every question is read in a session of its own, with the turns before it.
-    """
-
-    def __init__(
-        self,
-        model: ModelAPI,
-        store: MemoryStore,
-        worker: Worker,
-        *,
-        at_once: int,
-        most_seconds: float,
-        on_end: Callable[[Outcome, BaseException | None], None],
-    ) -> None:
-        """at_once: how many the worker answers side by side; most_seconds: of one answer; on_end:
-        called on the model's thread with every answer that ends, and the error that ended it.
-        """
-        self.model, self.most_seconds = model, most_seconds
-        self._store, self._worker, self._on_end = store, worker, on_end
-        self._count = 0  # of answers that have ended
-        shape = model.shape
-        # a passage is one unit of the tiers; a block is one in each layer and KV head
-        units = shape.num_layers * shape.num_kv_heads if model.keeps is None else 1
-        share = store.tiers.host.capacity // (2 * units * at_once)
-        self._own_blocks = max(model.lookup.top_k, share)
-
-    def begin(self, question: Question) -> tuple[AsyncGenerator[str, None], Outcome]:
-        """Queue a question: the pieces of its answer, and its outcome, complete when they end.
-        Raises Busy, Stopped.
-        """
-        answer = QueuedAnswer(self, question)
-        return self._worker.steps(answer), answer.outcome
-
-    def open_chat(self, question: Question) -> AbstractContextManager[Chat]:
-        """A session that looks in the question's documents."""
-        return self.model.chat(self._store, question.documents(), own_blocks=self._own_blocks)
-
-    def ended(self, outcome: Outcome, error: BaseException | None) -> None:
-        """An answer has ended; error: what ended it, if it failed or its client left."""
-        self._count += 1
-        if self._count % _FREED_EVERY == 0:  # of sessions that come and go glibc keeps the memory
-            return_freed_memory()
-        self._on_end(outcome, error)
 
 
 def decode_batch(works: Sequence[Iterator[Any]]) -> None:

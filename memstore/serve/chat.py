@@ -50,7 +50,7 @@ def router(service: Service) -> APIRouter:
     ) -> Response | dict[str, Any]:
         check_model(given.model)
         question = await run_in_threadpool(given.question, service, access)
-        pieces, outcome = service.answers.begin(question)
+        pieces, outcome = service.ask(question)
         head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),

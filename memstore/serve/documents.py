@@ -21,7 +21,7 @@ from memstore.errors import DocumentNotFound, MemstoreError
 from memstore.model.answer import Matches
 from memstore.model.document_text import block_texts
 from memstore.model.model_api import ModelAPI
-from memstore.model.source_text import IngestProgress, Text
+from memstore.model.source_text import Text
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
 from memstore.serve.api_keys import Access
 from memstore.serve.checks import UPLOADS, Reads, Writes
@@ -41,7 +41,9 @@ _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-
 
 @dataclass(eq=False)
 class Upload:
-    """A document that waits to be ingested, is being ingested, or failed."""
+    """A document that waits to be ingested, is being ingested, or failed. job.latest: the
+    IngestProgress of its last chunk.
+    """
 
     text: Text
     job: Job = field(init=False)
@@ -51,12 +53,6 @@ class Upload:
     def active(self) -> bool:
         """Is it still waiting or being ingested?"""
         return not self.job.finished.is_set()
-
-    @property
-    def progress(self) -> IngestProgress | None:
-        """How far the ingest is; None before its first chunk."""
-        latest: IngestProgress | None = self.job.latest
-        return latest
 
 
 class Documents:
@@ -177,10 +173,6 @@ class Documents:
             self._uploads[name] = upload
         return upload
 
-    def cancel(self, upload: Upload) -> None:
-        """Stop an upload at the end of a chunk; what is ingested stays, to be resumed."""
-        self._worker.cancel(upload.job)
-
     def delete(self, access: Access, name: str) -> None:
         """Delete a document, and its upload. Raises ApiError (404; 409 for an upload that does not
         stop), MemoryLocked, ReadOnlyMemory.
@@ -277,7 +269,7 @@ def _row(name: str, document: Document | None, upload: Upload | None) -> dict[st
         }
     if upload is not None and upload.active:
         row["state"] = "waiting"
-        if (at := upload.progress) is not None:
+        if (at := upload.job.latest) is not None:
             row |= {
                 "state": "ingesting",
                 "progress": round(at.characters / max(1, at.total_characters), 4),

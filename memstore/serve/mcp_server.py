@@ -103,7 +103,7 @@ def mcp_server(
             await run_in_threadpool(held.chosen, caller, documents),
             may_read=caller.sees,
         )
-        pieces, outcome = service.answers.begin(asked)
+        pieces, outcome = service.ask(asked)
         try:
             async for _ in pieces:
                 pass
@@ -144,10 +144,10 @@ def mcp_server(
             while upload.active:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _SECONDS_BETWEEN)
-                if (at := upload.progress) is not None:
+                if (at := upload.job.latest) is not None:
                     await ctx.report_progress(at.characters, at.total_characters)
         finally:
-            held.cancel(upload)  # what is ingested stays
+            service.worker.cancel(upload.job)  # what is ingested stays
         if upload.error is not None:
             raise upload.error
         if upload.job.result is None:

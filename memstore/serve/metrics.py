@@ -5,7 +5,7 @@ or an answer is in them.
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from memstore.tiers.stats import COUNTS
@@ -45,7 +45,7 @@ class ServerMetrics:
 
     def __init__(self, store: "MemoryStore", load: Callable[[], Mapping[str, int]]) -> None:
         """load: gives the numbers of questions that are "active" and "waiting", and of "jobs"."""
-        self._store = store
+        self._store, self._load = store, load
         self.registry = CollectorRegistry(auto_describe=False)
 
         def histogram(name: str, text: str, labels: Iterable[str], buckets: Any) -> Histogram:
@@ -70,20 +70,18 @@ class ServerMetrics:
             _TOKENS,
         )
 
-        def number_of(name: str) -> Callable[[], float]:
-            return lambda: len(store.documents()) if name == "documents" else load()[name]
-
-        for name, text in _LOAD.items():
-            gauge = Gauge(f"memstore_{name}", text, registry=self.registry)
-            gauge.set_function(number_of(name))
         self.registry.register(self)  # for `collect`
 
     def collect(self) -> Iterable[Any]:
-        """The tiers' metrics: counters memstore_tier_{hits, misses, bytes, seconds, ...}_total and
-        gauges memstore_tier_{held, budget}_bytes, by tier.
+        """Gauges of the load, and the tiers' metrics: counters
+        memstore_tier_{hits, misses, bytes, seconds, ...}_total and gauges
+        memstore_tier_{held, budget}_bytes, by tier.
         """
         tiers = self._store.tier_stats()
-        families: list[Any] = []
+        now = {**self._load(), "documents": len(self._store.documents())}
+        families: list[Any] = [
+            GaugeMetricFamily(f"memstore_{name}", text, now[name]) for name, text in _LOAD.items()
+        ]
         for name, text in _HELP.items():
             kind: Any = CounterMetricFamily if name in COUNTS else GaugeMetricFamily
             unit = "" if name in COUNTS else "_bytes"

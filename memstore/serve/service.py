@@ -1,15 +1,21 @@
 """The parts of one server: a model, its memory, the one thread that works with both, and the
-documents and answers that requests ask for.
+documents; and the questions that requests ask.
 """
 
-from memstore.model.model_api import ModelAPI
-from memstore.serve.answers import Answers, decode_batch
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
+
+from memstore.freed_memory import return_freed_memory
+from memstore.model.model_api import Chat, ModelAPI
+from memstore.serve.answers import Outcome, Question, QueuedAnswer, decode_batch
 from memstore.serve.api_keys import Keys
 from memstore.serve.documents import Documents
 from memstore.serve.metrics import ServerMetrics
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Worker
 from memstore.store.memory_store import MemoryStore
+
+_FREED_EVERY = 64  # answers
 
 
 class Service:
@@ -40,14 +46,28 @@ class Service:
         self.documents = Documents(
             model, store, self.worker, most_characters=4 * settings.body_bytes
         )
-        self.answers = Answers(
-            model,
-            store,
-            self.worker,
-            at_once=settings.active,
-            most_seconds=settings.answer_seconds,
-            on_end=self.metrics.ended,
-        )
+        self._ended = 0  # answers
+        shape = model.shape
+        # a passage is one unit of the tiers; a block is one in each layer and KV head
+        units = shape.num_layers * shape.num_kv_heads if model.keeps is None else 1
+        share = store.tiers.host.capacity // (2 * units * settings.active)
+        self._own_blocks = max(model.lookup.top_k, share)
+
+    def ask(self, question: Question) -> tuple[AsyncGenerator[str, None], Outcome]:
+        """Queue a question: the pieces of its answer, and its outcome, complete when they end.
+        Raises Busy, Stopped.
+        """
+        answer = QueuedAnswer(question, self._chat, self.settings.answer_seconds, self._end)
+        return self.worker.steps(answer), answer.outcome
+
+    def _chat(self, question: Question) -> AbstractContextManager[Chat]:
+        return self.model.chat(self.store, question.documents(), own_blocks=self._own_blocks)
+
+    def _end(self, outcome: Outcome, error: BaseException | None) -> None:
+        self._ended += 1
+        if self._ended % _FREED_EVERY == 0:  # of sessions that come and go glibc keeps the memory
+            return_freed_memory()
+        self.metrics.ended(outcome, error)
 
     def close(self, seconds: float = 5.0) -> None:
         """End what runs; the store is its opener's to close. seconds: that answers have left."""

@@ -7,7 +7,6 @@ for a question; the sources of each token; and the costs.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import BlockId, Source, TokenRead, Trace
@@ -35,9 +34,9 @@ def report(
     text: of the answer, where it is a part of what the tokens say (stripped, or cut at a stop
     text); most: sources at most. Documents that may not be shown, or are gone, are left out.
     """
-    reader, store = trace.reader, session.store
-    known = _Known(reader, store, may_read)
-    ranked = [(block_id, known.source(block_id, mass)) for block_id, mass in trace.ranked(most)]
+    reader = trace.reader
+    source_of = _shown(reader, session.store, may_read)
+    ranked = [(block_id, source_of(block_id, mass)) for block_id, mass in trace.ranked(most)]
     shown = [(block_id, source) for block_id, source in ranked if source is not None]
     number = {block_id: index for index, (block_id, _) in enumerate(shown)}
     tokens = _tokens_of(text, trace)
@@ -48,7 +47,7 @@ def report(
             source.citation | {"tiers": sorted(trace.blocks[block_id])}
             for block_id, source in shown
         ],
-        "choice": _choice(session, known),
+        "choice": _choice(session, source_of),
         "tokens": [
             {
                 "text": piece,
@@ -77,26 +76,22 @@ def pieces(reader: ModelAdapter, tokens: Sequence[int]) -> list[str]:
     ]
 
 
-class _Known:
-    """The documents that may be shown, by id."""
+def _shown(
+    reader: ModelAdapter, store: MemoryStore, may_read: MayRead
+) -> Callable[[BlockId, float], Source | None]:
+    """Gives a block with its text; None where it may not be shown, or is gone."""
+    documents = {number: one for number, one in store.readable().items() if may_read(one.name)}
 
-    def __init__(self, reader: ModelAdapter, store: MemoryStore, may_read: MayRead) -> None:
-        self._reader, self._store = reader, store
-        self._documents: dict[int, Document] = {
-            number: document
-            for number, document in store.readable().items()
-            if may_read(document.name)
-        }
-
-    def source(self, block_id: BlockId, weight: float) -> Source | None:
-        """A block with its text; None where it may not be shown, or is gone."""
-        document, block = self._documents.get(block_id[0]), block_id[1]
+    def source(block_id: BlockId, weight: float) -> Source | None:
+        document, block = documents.get(block_id[0]), block_id[1]
         if document is None:
             return None
         try:
-            return Source.of(self._reader, self._store, document, block, weight)
+            return Source.of(reader, store, document, block, weight)
         except DocumentNotFound:  # deleted since
             return None
+
+    return source
 
 
 def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
@@ -115,7 +110,9 @@ def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
     return parts
 
 
-def _choice(session: AskSession, known: _Known) -> dict[str, Any] | None:
+def _choice(
+    session: AskSession, source_of: Callable[[BlockId, float], Source | None]
+) -> dict[str, Any] | None:
     """The last choice of a session that chooses once for a question: its best candidates and those
     chosen, by score.
     """
@@ -127,7 +124,7 @@ def _choice(session: AskSession, known: _Known) -> dict[str, Any] | None:
     ranked = sorted({**best, **chosen}.items(), key=lambda item: (-item[1].score, item[0]))
     rows = []
     for block_id, block in ranked:
-        source = known.source(block_id, block.score)
+        source = source_of(block_id, block.score)
         if source is None:  # a block of the conversation, or of a document not shown
             continue
         rows.append(source.citation | {"score": source.weight, "chosen": block_id in chosen})
