@@ -79,6 +79,14 @@ def emit(value: Mapping[str, Any]) -> None:
     say(json.dumps(value, ensure_ascii=False, default=bytes.hex))
 
 
+def result(value: Mapping[str, Any], text: str, as_json: bool) -> None:
+    """The result of a command: `emit`, or in words."""
+    if as_json:
+        emit(value)
+    else:
+        say(text)
+
+
 def columns(rows: Sequence[Sequence[object]]) -> str:
     """Rows of cells, the first row their titles, as aligned columns; numbers to the right."""
     cells = [

@@ -10,7 +10,6 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +19,7 @@ from memstore.child import python_command
 from memstore.cli import console
 from memstore.cli.command import command
 from memstore.cli.options import Json, ModelOptions, new_model, option
-from memstore.errors import InvalidInput, MemoryExists, MemstoreError
+from memstore.errors import InvalidInput, MemstoreError
 
 if TYPE_CHECKING:
     from memstore.memory import Memory
@@ -35,9 +34,6 @@ _CHAPTER = re.compile(r"^(CHAPTER [IVX]+)$", re.MULTILINE)
 def demo(
     *,
     model_options: ModelOptions,
-    store: Annotated[
-        Path | None, option("--store", "DIR", "Keep the memory in this new directory.")
-    ] = None,
     questions: Annotated[
         int, option("--questions", "N", "Questions about the book, 1 to 30.", min=1, max=30)
     ] = 15,
@@ -48,29 +44,21 @@ def demo(
     The answers are shown with their sources and seconds, next to those of the same model with the
     best passage as text.
     """
-    if store is not None and store.exists() and any(store.iterdir()):
-        raise MemoryExists(f"{store} is not empty; name a new directory, or leave --store out")
-    with ExitStack() as stack:
-        if store is None:
-            temporary = TemporaryDirectory(prefix="memstore-demo-", ignore_cleanup_errors=True)
-            store = Path(stack.enter_context(temporary)) / "memory"
-        result = _run_book(_passage_model(store, model_options), model_options, store, questions)
+    from memstore.model.passages.passage_session import PassageAPI
+
+    with TemporaryDirectory(prefix="memstore-demo-", ignore_cleanup_errors=True) as place:
+        store = Path(place) / "memory"
+        model = new_model(store, model_options)
+        if not isinstance(model, PassageAPI):
+            raise InvalidInput(
+                "the demonstration asks everyday questions, which takes a language model: `make "
+                "models`, or --model"
+            )
+        result = _run_book(model, model_options, store, questions)
     if as_json:
         console.emit(result)
     else:
         print_book(result)
-
-
-def _passage_model(store: Path, options: ModelOptions) -> "PassageAPI":
-    from memstore.model.passages.passage_session import PassageAPI
-
-    model = new_model(store, options)
-    if not isinstance(model, PassageAPI):
-        raise InvalidInput(
-            "the demonstration asks everyday questions, which takes a language model: `make "
-            "models`, or --model"
-        )
-    return model
 
 
 # The book

@@ -5,7 +5,7 @@ the only one of them that needs the model.
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from memstore.cli.command import command
 from memstore.cli.options import Json, ModelOptions, ReadStore, Store, flag, opened
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.share.publication_options import is_url
+
+if TYPE_CHECKING:
+    from memstore.disk.format.document import Document
 
 
 @command("ls", "memstore ls", "memstore ls --store s3://team/library")
@@ -24,17 +27,15 @@ def ls(store: ReadStore, as_json: Json = False) -> None:
     with MemoryStore.open(store, read_only=True) as memory:
         codec, manifest = memory.codec, memory.manifest
         documents = memory.documents()
-    if as_json:
-        told = [document.told() for document in documents]
-        console.emit({"codec": codec, "manifest": manifest, "documents": told})
-        return
+    told = [document.told() for document in documents]
     rows: list[tuple[object, ...]] = [("name", "state", "tokens", "blocks", "size", "since")]
     for d in documents:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
         rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since))
     published = "" if manifest is None else f"; manifest {manifest}"
     said = f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents"
-    console.say(f"{said}{published}")
+    result = {"codec": codec, "manifest": manifest, "documents": told}
+    console.result(result, f"{said}{published}", as_json)
 
 
 @command("stats", "memstore stats")
@@ -44,11 +45,9 @@ def stats(store: ReadStore, as_json: Json = False) -> None:
 
     with MemoryStore.open(store, read_only=True) as memory:
         figures = memory.stats()
-    if as_json:
-        console.emit(figures)
-        return
-    for name, value in _described(figures).items():
-        console.say(f"{name:11}{console.one_line(value)}")
+    described = _described(figures).items()
+    lines = (f"{name:11}{console.one_line(value)}" for name, value in described)
+    console.result(figures, "\n".join(lines), as_json)
 
 
 def _described(figures: dict[str, Any]) -> dict[str, str]:
@@ -95,14 +94,15 @@ def rm(
         for name in names:
             memory.document(name)  # refused before anything is removed
         removed = [memory.forget(name, erase=erase) for name in names]
-    if as_json:
-        console.emit({"removed": [document.told() for document in removed], "erased": erase})
-        return
-    for document in removed:
-        console.say(
-            f"{console.one_line(document.name)}: {'erased' if erase else 'removed'}, "
-            f"{document.tokens:,} tokens, {console.size(document.bytes)}"
-        )
+    lines = [_line(document, "erased" if erase else "removed") for document in removed]
+    told = {"removed": [document.told() for document in removed], "erased": erase}
+    console.result(told, "\n".join(lines), as_json)
+
+
+def _line(document: "Document", what: str) -> str:
+    """What was done to a document, and its size."""
+    size = f"{document.tokens:,} tokens, {console.size(document.bytes)}"
+    return f"{console.one_line(document.name)}: {what}, {size}"
 
 
 @command("verify", "memstore verify", "memstore verify --repair")
@@ -115,22 +115,14 @@ def verify(
     from memstore.store.verify import verify_memory
 
     report = verify_memory(store, repair=repair)
-    if as_json:
-        console.emit({"clean": report.clean, **asdict(report)})
-    else:
-        for problem in report.problems:
-            console.say(
-                console.one_line(f"damaged: {problem.name or 'the memory'}: {problem.what}")
-            )
-        for name in report.dropped:
-            console.say(console.one_line(f"dropped: {name}"))
-        documents, records = (
-            console.count(number, noun)
-            for number, noun in ((report.documents, "document"), (report.records, "record"))
-        )
-        damaged = "undamaged; `memstore verify --repair` removes the damaged documents"
-        state = "clean" if report.clean or repair else damaged
-        console.say(f"{documents}, {records}, {console.size(report.bytes)}: {state}")
+    lines = [f"damaged: {one.name or 'the memory'}: {one.what}" for one in report.problems]
+    lines += [f"dropped: {name}" for name in report.dropped]
+    damaged = "undamaged; `memstore verify --repair` removes the damaged documents"
+    state = "clean" if report.clean or repair else damaged
+    counts = f"{console.count(report.documents, 'document')}, "
+    counts += f"{console.count(report.records, 'record')}, {console.size(report.bytes)}"
+    text = "\n".join(map(console.one_line, [*lines, f"{counts}: {state}"]))
+    console.result({"clean": report.clean, **asdict(report)}, text, as_json)
     if not (report.clean or repair):
         raise typer.Exit(1)
 
@@ -152,10 +144,9 @@ def export(
 
     with MemoryStore.open(store, read_only=True) as memory:
         written = memory.export_document(name, file)
-    if as_json:
-        console.emit({"name": name, "file": str(file), "bytes": written})
-    else:
-        console.say(f"{console.one_line(name)}: exported to {file}, {console.size(written)}")
+    told = {"name": name, "file": str(file), "bytes": written}
+    text = f"{console.one_line(name)}: exported to {file}, {console.size(written)}"
+    console.result(told, text, as_json)
 
 
 @command("import", "memstore import diary.memstore --store other")
@@ -184,13 +175,7 @@ def import_(
         memory = MemoryStore.create(store, head.signature, selector=head.selector)
     with memory:
         document = memory.import_document(file, name)
-    if as_json:
-        console.emit({"imported": document.told()})
-    else:
-        console.say(
-            f"{console.one_line(document.name)}: imported, {document.tokens:,} tokens, "
-            f"{console.size(document.bytes)}"
-        )
+    console.result({"imported": document.told()}, _line(document, "imported"), as_json)
 
 
 @command("compact", "memstore compact")
@@ -203,10 +188,8 @@ def compact(store: Store, as_json: Json = False) -> None:
 
     with MemoryStore.open(store) as memory:
         before, after = memory.compact()
-    if as_json:
-        console.emit({"bytes_before": before, "bytes_after": after})
-    else:
-        console.say(f"{console.size(before)} before, {console.size(after)} after")
+    text = f"{console.size(before)} before, {console.size(after)} after"
+    console.result({"bytes_before": before, "bytes_after": after}, text, as_json)
 
 
 @command("index", "memstore index", "memstore index --store s3://team/library")
@@ -226,23 +209,23 @@ def index(store: ReadStore, *, model_options: ModelOptions, as_json: Json = Fals
         with console.working("index", "layers" if model.keeps is None else "tokens") as show:
             built = model.build_index(memory, show)
         built["seconds"] = round(time.monotonic() - began, 3)
-    engines = built["engines"]
-    if as_json:
-        console.emit({"store": str(store), "index": built})
-    elif not engines:
-        console.say("the memory is small enough to be searched exactly: no index was built")
+    engines, seconds = built["engines"], f"{built['seconds']:.1f} s"
+    if not engines:
+        text = "the memory is small enough to be searched exactly: no index was built"
     elif model.keeps is not None:
-        console.say(
+        text = (
             f"{engines['lists']:,} lists of {engines['landmarks']:,} token landmarks of "
-            f"{engines['passages']:,} passages, {console.size(engines['bytes'])}; "
-            f"{built['seconds']:.1f} s"
+            f"{engines['passages']:,} passages, {console.size(engines['bytes'])}; {seconds}"
         )
     else:
-        for layer, engine in engines.items():
-            efforts, recalls = (", ".join(map(str, engine[x])) for x in ("effort", "recall"))
-            held = f"{engine['landmarks']:,} landmarks"
-            console.say(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
-        console.say(f"{built['seconds']:.1f} s")
+        lines = [
+            f"layer {layer}: {engine['landmarks']:,} landmarks; effort of its heads "
+            f"{', '.join(map(str, engine['effort']))}; recall "
+            f"{', '.join(map(str, engine['recall']))}"
+            for layer, engine in engines.items()
+        ]
+        text = "\n".join([*lines, seconds])
+    console.result({"store": str(store), "index": built}, text, as_json)
 
 
 COMMANDS = (ls, stats, rm, verify, export, import_, compact, index)

@@ -6,6 +6,8 @@ files are forgotten.
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,13 +15,15 @@ import typer
 
 from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.ingest_ray import ingest_with_ray
 from memstore.cli.options import Json, ModelOptions, Store, Tiers, flag, opened, option
 from memstore.errors import DocumentExists, InvalidInput
 
 if TYPE_CHECKING:
     from memstore.disk.format.document import Document
+    from memstore.disk.format.text_parts import Keep
     from memstore.documents.folder import File, Files, Source
+    from memstore.library.library_ingest import Progress
+    from memstore.library.reading import Outcome
     from memstore.model.model_api import ModelAPI
     from memstore.model.source_text import IngestProgress, Text
     from memstore.store.memory_store import MemoryStore
@@ -102,10 +106,9 @@ def ingest(
     read is reported, and the others are read (exit status 1).
     """
     labels = _labels(label)
-    alone = {"sync": sync, "label": labels is not None}
-    for option_name, given in alone.items():
+    for option_name, given in (("--sync", sync), ("--label", labels)):
         if to is not None and given:
-            raise typer.BadParameter(f"--{option_name} does not go with --to")
+            raise typer.BadParameter(f"{option_name} does not go with --to")
     if to is None and address is not None:
         raise typer.BadParameter("--address goes with --to")
     mode: Mode = "replace" if replace else "new"
@@ -116,16 +119,7 @@ def ingest(
         nothing = InvalidInput(f"no file was found in {', '.join(paths)}; nothing is changed")
         raise found.refused[-1] if found.refused else nothing
     if to is not None:
-        ingest_with_ray(
-            found,
-            to,
-            model_options,
-            codec=codec,
-            keep=keep,
-            replace=replace,
-            address=address,
-            as_json=as_json,
-        )
+        _ingest_with_ray(found, to, model_options, codec, keep, replace, address, as_json)
         return
     one_file = len(paths) == 1 and not found.folders
     # a file that cannot be read is refused before a model is loaded
@@ -346,8 +340,7 @@ class _FileIngest:
         """The same in one line."""
         counts = Counter(result["status"] for result in self._results)
         counts |= {"forgotten": len(self._forgotten), "not read": len(self.failed)}
-        parts = [f"{count:,} {status}" for status, count in counts.items() if count]
-        return f"{len(self._results) + len(self.failed):,} files: {', '.join(parts) or 'nothing'}"
+        return _files_line(len(self._results) + len(self.failed), counts)
 
 
 def _result(
@@ -375,6 +368,100 @@ def _result_line(result: dict[str, Any]) -> str:
     notes = "".join(f"\n  note: {console.one_line(note)}" for note in result.get("notes", ()))
     name = console.one_line(result["name"])
     return f"{name}: {status}; {figures}, {result['seconds']:.1f} s{notes}"
+
+
+def _files_line(files: int, counts: Mapping[str, int]) -> str:
+    """How many files there were, and what became of them."""
+    parts = [f"{count:,} {status}" for status, count in counts.items() if count]
+    return f"{files:,} files: {', '.join(parts) or 'nothing'}"
+
+
+# On a Ray cluster
+
+
+def _ingest_with_ray(
+    found: "Files",
+    url: str,
+    model_options: ModelOptions,
+    codec: str | None,
+    keep: "Keep | None",
+    replace: bool,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Read files on a Ray cluster, and publish them. Raises typer.Exit if a file was
+    refused.
+    """
+    from memstore.documents.folder import STDIN
+    from memstore.library import library_ingest
+    from memstore.library.ray_engine import RayEngine
+    from memstore.library.reading import Job
+
+    if any(str(file.path) == STDIN for file in found.files):
+        raise typer.BadParameter("standard input is read by one process; leave --to out")
+    model, codec = _model_and_codec(url, model_options, codec)
+    job = Job(url, model, model_options.compute, codec, keep, replace)
+    failed: list[dict[str, Any]] = [console.report(error) for error in found.refused]
+    notes: list[dict[str, Any]] = []
+    with (
+        redirect_stdout(sys.stderr),  # where Ray reports its processes
+        RayEngine(address, gpus=model_options.device != "cpu") as engine,
+        console.waiting("reading") as show,
+    ):
+
+        def on_progress(progress: "Progress", documents: "list[Outcome]") -> None:
+            for document in documents:
+                if document.error is not None:
+                    name, message = document.error
+                    message = console.one_line(message)
+                    console.note(f"error: {message}")
+                    failed.append({"document": document.name, "name": name, "message": message})
+                for note in map(console.one_line, document.notes):
+                    console.note(f"note: {console.one_line(document.name)}: {note}")
+                if document.notes:
+                    notes.append({"document": document.name, "notes": document.notes})
+            show(
+                f"{progress.documents.total():,} of {progress.files:,} documents, "
+                f"{progress.passages:,} passages, {progress.tokens_per_second:,.0f} tokens a "
+                f"second, about {console.duration(progress.seconds_left)} to go"
+            )
+
+        progress, number = library_ingest.ingest_library(found.files, job, engine, on_progress)
+    counts = {status: progress.documents[status] for status in ("read", "there")}
+    counts["refused"] = len(failed)
+    told: dict[str, Any] = {"url": url, "number": number, **counts, "passages": progress.passages}
+    told |= {"tokens": progress.tokens, "seconds": round(progress.seconds, 3), "failed": failed}
+    text = (
+        f"{_files_line(len(found.files) + len(found.refused), counts)}; "
+        f"{progress.passages:,} passages, {progress.tokens:,} tokens in "
+        f"{console.duration(progress.seconds)}, {progress.tokens_per_second:,.0f} a second; "
+        f"manifest {number}"
+    )
+    console.result(told | ({"notes": notes} if notes else {}), text, as_json)
+    if number:
+        with console.working("index", "tokens") as indexing:
+            library_ingest.index_library(url, indexing)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tuple[str, str | None]:
+    """The model and the codec of what is published at a URL; those of the options if nothing is.
+    Raises what `name_of` raises for a published memory's model.
+    """
+    from memstore.hf.models_by_name import default_name, name_of
+    from memstore.share.manifest import find_newest
+    from memstore.share.open_object_store import open_object_store
+
+    newest = find_newest(open_object_store(url, make=True))
+    if newest is None:
+        model = options.model or default_name()
+    else:
+        codec = newest.codec
+        model = str(name_of(newest.signature, url, options.model))
+    if Path(model).exists():
+        model = str(Path(model).absolute())  # its path on every machine
+    return model, codec
 
 
 COMMANDS = (ingest,)

@@ -92,10 +92,6 @@ Stats = Annotated[
     bool, flag("--stats", "Also show attention, characters, seconds, lookups and tiers.")
 ]
 Seed = Annotated[int | None, option("--seed", "S", "Seed of random choices.")]
-IndexKind = Annotated[
-    str | None,
-    option("--index", "KIND", "Search over landmarks: auto (default) or packed (exact)."),
-]
 
 
 @dataclass(frozen=True)
@@ -190,7 +186,10 @@ class Tiers:
     prefetch: Annotated[
         str | None, option("--prefetch", "P", "Prefetching of blocks: off or speculative.")
     ] = None
-    index: IndexKind = None
+    index: Annotated[
+        str | None,
+        option("--index", "KIND", "Search over landmarks: auto (default) or packed (exact)."),
+    ] = None
 
     def options(self, host_budget: int) -> "OpenOptions":
         """Settings of MemoryStore.open and create; host_budget: bytes, if the user gave none."""

@@ -74,14 +74,12 @@ def push(
             check=check,
             grace=3600 * grace,
         )
-    if as_json:
-        console.emit(report._asdict())
-        return
     sent = f"{console.count(report.segments, 'segment')} sent, {console.size(report.bytes)}"
-    console.say(
+    text = (
         f"{console.count(len(report.documents), 'document')} published, {len(report.there):,} were "
         f"there; {sent}; manifest {report.number}"
     )
+    console.result(report._asdict(), text, as_json)
 
 
 @command("pull", "memstore share pull s3://team/library diary")
@@ -112,13 +110,9 @@ def pull(
         )
     with memory:
         document = memory.pull(name, url, as_name)
-    if as_json:
-        console.emit({"pulled": asdict(document)})
-    else:
-        console.say(
-            f"{console.one_line(document.name)}: pulled, {document.tokens:,} tokens, "
-            f"{console.size(document.bytes)}"
-        )
+    size = f"{document.tokens:,} tokens, {console.size(document.bytes)}"
+    text = f"{console.one_line(document.name)}: pulled, {size}"
+    console.result({"pulled": asdict(document)}, text, as_json)
 
 
 @command("rm", "memstore share rm s3://team/library diary letters")
@@ -136,11 +130,9 @@ def rm(
     from memstore.share.publish import unpublish
 
     number = unpublish(open_object_store(url), names)
-    if as_json:
-        console.emit({"number": number, "documents": names})
-    else:
-        named = ", ".join(map(console.one_line, names))
-        console.say(f"{named}: no longer published; manifest {number}")
+    named = ", ".join(map(console.one_line, names))
+    text = f"{named}: no longer published; manifest {number}"
+    console.result({"number": number, "documents": names}, text, as_json)
 
 
 @command("prune", "memstore share prune s3://team/library")
@@ -150,13 +142,9 @@ def prune(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
     from memstore.share.publish import prune as remove
 
     pruned = remove(open_object_store(url), grace=3600 * grace)
-    if as_json:
-        console.emit(pruned._asdict())
-        return
-    console.say(
-        f"{pruned.manifests:,} manifests and {pruned.objects:,} other objects removed, "
-        f"{console.size(pruned.bytes)}"
-    )
+    counts = f"{pruned.manifests:,} manifests and {pruned.objects:,} other objects"
+    text = f"{counts} removed, {console.size(pruned.bytes)}"
+    console.result(pruned._asdict(), text, as_json)
 
 
 COMMANDS = (push, pull, rm, prune)

@@ -1,16 +1,13 @@
 """The command `train`: check its options, build a TrainConfig, run the training."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from memstore.cli import console
 from memstore.cli.command import command
 from memstore.cli.options import Json, Seed, flag, option
-
-if TYPE_CHECKING:
-    from memstore.model.landmark.transformer import ModelConfig
 
 
 @command(
@@ -27,12 +24,8 @@ def train(
     out: Annotated[Path, option("--out", "DIR", "Directory of the checkpoint and its metrics.")],
     *,
     preset: Annotated[
-        str | None,
-        option(
-            "--preset",
-            "NAME",
-            "Shape: test, books or paper; default: that of --resume or --init, else test.",
-        ),
+        Literal["test", "books", "paper"] | None,
+        typer.Option("--preset", help="Shape; default: that of --resume or --init, else test."),
     ] = None,
     minutes: Annotated[
         float | None, option("--minutes", "M", "Wall clock; default: the whole plan.")
@@ -56,6 +49,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a landmark model on text; --model of other commands takes its directory."""
+    from memstore.model.landmark.landmark_model import read_configuration
+    from memstore.model.landmark.transformer import PRESETS
     from memstore.training.curriculum import default_curriculum, stages_from
     from memstore.training.subject import TrainConfig
     from memstore.training.train import train as run_training
@@ -63,9 +58,10 @@ def train(
     if minutes is not None and not minutes > 0:
         raise typer.BadParameter(f"--minutes must be above 0, got {minutes}")
     start = out if resume and (out / "config.json").is_file() else init
+    model = PRESETS[preset or "test"] if preset or start is None else read_configuration(start)
     config = TrainConfig(
         out=out,
-        model=_config(preset, start),
+        model=model,
         stages=stages_from(from_stage, default_curriculum()),
         minutes=minutes,
         seed=seed or 0,
@@ -81,22 +77,8 @@ def train(
         console.note(", ".join(f"{name} {value}" for name, value in line.items()))
 
     run_training(config, texts, resume=resume, report=report)
-    if as_json:
-        console.emit({"out": str(out), "metrics": lines[-1] if lines else None})
-    else:
-        console.say(f"trained; ask with --model {out}")
-
-
-def _config(preset: str | None, start: Path | None) -> "ModelConfig":
-    """The configuration of --preset, else of the checkpoint `start`, else of the preset "test"."""
-    from memstore.model.landmark.landmark_model import read_configuration
-    from memstore.model.landmark.transformer import PRESETS
-
-    if preset is not None and preset not in PRESETS:
-        raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    if preset is None and start is not None:
-        return read_configuration(start)
-    return PRESETS[preset or "test"]
+    told = {"out": str(out), "metrics": lines[-1] if lines else None}
+    console.result(told, f"trained; ask with --model {out}", as_json)
 
 
 COMMANDS = (train,)

@@ -11,7 +11,7 @@ import pytest
 from memstore.__main__ import main as command_line
 from memstore.cli import demo
 from memstore.cli.demo import book_questions, chapters, choose_questions, print_book
-from support.commands import refused, run
+from support.commands import run
 from support.forked import forked
 
 
@@ -50,20 +50,17 @@ def test_questions_are_spread_over_the_chapters() -> None:
 
 @pytest.mark.usefixtures("forked_questions")
 def test_a_new_process_answers_about_the_chapters_and_so_does_their_text(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (name, text), *_ = chapters()
     monkeypatch.setattr(demo, "chapters", lambda: [(name, text[:1500])])
-    store = tmp_path / "memory"
-    words = ("demo", "--model", tiny, "--store", store, "--questions", 3)
-    result: dict[str, Any] = run(*words, "--json").json
+    result: dict[str, Any] = run("demo", "--model", tiny, "--questions", 3, "--json").json
     assert result["chapters"] == 1 and result["of"] == len(result["questions"]) == 3
     for row in result["questions"]:
         assert row["seconds"] >= 0 and row["as_text"]["seconds"] > 0 and row["as_text"]["answer"]
     print_book(result)
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"right: {result['right']} of {result['of']}"
-    refused(run("demo", "--model", tiny, "--store", store), "is not empty")
 
 
 def test_a_landmark_model_is_refused() -> None:
