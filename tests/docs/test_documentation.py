@@ -13,7 +13,6 @@ import memstore
 from docs_build.__main__ import write_pages
 from docs_build.commands import commands, commands_page, option_names
 from docs_build.environment import VARIABLES
-from docs_build.hooks import relinked
 from docs_build.settings import SETTINGS, settings
 from docs_build.tables import stale_pages, with_tables
 from memstore.cli.main import app
@@ -192,23 +191,6 @@ def test_the_reference_names_every_variable_that_the_package_reads() -> None:
         for name in re.findall(r"\bMEMSTORE_[A-Z_]+", path.read_text(encoding="utf-8"))
     }
     assert read == set(VARIABLES)
-
-
-def test_links_out_of_the_pages_lead_to_the_site_or_are_text() -> None:
-    pages = {"index.md", "benchmarks.md", "results.md", "appendix/method.md"}
-    text = "[a](docs/results.md#x) [b](benchmarks/README.md) [c](Makefile) [d](https://e.org)"
-    assert relinked(text, "README.md", "index.md", pages.__contains__) == (
-        "[a](results.md#x) [b](benchmarks.md) c [d](https://e.org)"
-    )
-    assert relinked("[a](none.md)", "README.md", "index.md", pages.__contains__) == "[a](none.md)"
-    tag = '<img src="docs/a.svg"> ![a](docs/a.svg)'
-    assert relinked(tag, "README.md", "index.md", {"a.svg"}.__contains__) == (
-        '<img src="a.svg"> ![a](a.svg)'
-    )
-    up = "[a](../results.md) [b](../../README.md)"
-    assert relinked(up, "docs/appendix/method.md", "appendix/method.md", pages.__contains__) == (
-        "[a](../results.md) [b](../index.md)"
-    )
 
 
 def test_tables_of_the_pages_equal_their_result_files() -> None:

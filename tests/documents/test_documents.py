@@ -51,23 +51,6 @@ def text_of(data: bytes, name: str) -> str:
 # Every kind
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_headings_are_the_places_of_what_stands_below_them(name: str) -> None:
-    document = read(MAKERS[name](BOOK), name)
-    assert document.kind == {"md": "markdown"}.get(name[2:], name[2:])
-    places = Places(document.places)
-    for words, where in (
-        ("stands at the river", "The Mill"),
-        ("crosses at nine", "The Mill > The Ferry"),
-        ("the bridge was gone", "The Inn"),
-    ):
-        at = document.text.index(words)
-        assert places.at(at, at + len(words)) == where
-    assert [place.name for place in document.places] == ["The Mill", "The Ferry", "The Inn"]
-    for place in document.places:
-        assert document.text[place.start :].lstrip("# ").startswith(place.name)
-
-
 def test_the_pages_of_a_pdf_are_counted_and_empty_ones_too() -> None:
     pages = [["On the first page (of four)."], [], ["On the third.", "With two lines."], ["Last."]]
     document = read(made.pdf(pages), "a.pdf")
