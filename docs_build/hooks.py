@@ -51,12 +51,16 @@ def relinked(markdown: str, source: str, shown: str, has: Callable[[str], bool])
     source, shown: the page's path in the repository, and in the site. has: is a path in the site?
     """
 
-    def led(target: str) -> str | None:
+    here = posixpath.dirname(shown) or "."
+    # mkdocs points links of Markdown from the page's URL, which ends in /, but no tags of HTML
+    url = here if posixpath.basename(shown) == "index.md" else shown.removesuffix(".md")
+
+    def led(target: str, base: str = here) -> str | None:
         """The path from the page to a link's target; None if only the repository has it."""
         at = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         page = OUTSIDE.get(at, at.removeprefix("docs/"))
         if has(page):
-            return posixpath.relpath(page, posixpath.dirname(shown) or ".")
+            return posixpath.relpath(page, base)
         return None if (ROOT / at).exists() else target
 
     def link(found: re.Match[str]) -> str:
@@ -68,7 +72,10 @@ def relinked(markdown: str, source: str, shown: str, has: Callable[[str], bool])
 
     def picture(found: re.Match[str]) -> str:
         before, target, after = found.groups()
-        return f"{before}{target if _ELSEWHERE.match(target) else led(target) or target}{after}"
+        base = url if found.re is _TAG else here
+        return (
+            f"{before}{target if _ELSEWHERE.match(target) else led(target, base) or target}{after}"
+        )
 
     parts = re.split(r"(```.*?```)", markdown, flags=re.DOTALL)
     for number in range(0, len(parts), 2):

@@ -13,6 +13,7 @@ import memstore
 from docs_build.__main__ import write_pages
 from docs_build.commands import commands, commands_page, option_names
 from docs_build.environment import VARIABLES
+from docs_build.hooks import relinked
 from docs_build.settings import SETTINGS, settings
 from docs_build.tables import stale_pages, with_tables
 from memstore.cli.main import app
@@ -191,6 +192,14 @@ def test_the_reference_names_every_variable_that_the_package_reads() -> None:
         for name in re.findall(r"\bMEMSTORE_[A-Z_]+", path.read_text(encoding="utf-8"))
     }
     assert read == set(VARIABLES)
+
+
+def test_pictures_are_found_from_the_url_of_their_page() -> None:
+    has = {"a.svg"}.__contains__
+    both = '<img src="a.svg"> ![a](a.svg)'
+    assert relinked(both, "docs/b.md", "b.md", has) == '<img src="../a.svg"> ![a](a.svg)'
+    both = both.replace("a.svg", "docs/a.svg")
+    assert relinked(both, "README.md", "index.md", has) == '<img src="a.svg"> ![a](a.svg)'
 
 
 def test_tables_of_the_pages_equal_their_result_files() -> None:
