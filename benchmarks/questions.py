@@ -30,8 +30,7 @@ import memstore
 from benchmarks.common import options, results
 from benchmarks.common.intervals import clustered_interval
 from benchmarks.real.baselines import Chooser, chooser
-from benchmarks.real.blocks import Blocks, Span
-from benchmarks.real.plan import Question
+from benchmarks.real.plan import Blocks, Question, Span
 from benchmarks.real.text_reader import TextReader
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel

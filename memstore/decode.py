@@ -5,6 +5,7 @@ bounds stand in it as `Annotated[int, Meta(ge=..., lt=...)]`. A bound excludes N
 """
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -28,24 +29,22 @@ _MOST_PLAIN = 1 << 24  # bytes
 
 def unpack(data: Packed, form: type[T]) -> T:
     """Msgpack as a value of this form. Raises ValueError, which says what is wrong and where."""
-    try:
-        return msgspec.msgpack.decode(data, type=form)
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+    return _decoded(msgspec.msgpack.decode, data, form)
 
 
 def from_json(text: str | bytes, form: type[T]) -> T:
     """JSON as a value of this form. Raises ValueError."""
-    try:
-        return msgspec.json.decode(text, type=form)
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+    return _decoded(msgspec.json.decode, text, form)
 
 
 def typed(value: Any, form: type[T]) -> T:
     """Plain values as a value of this form. Raises ValueError."""
+    return _decoded(msgspec.convert, value, form)
+
+
+def _decoded(decode: Callable[..., T], given: Any, form: type[T]) -> T:
     try:
-        return msgspec.convert(value, form)
+        return decode(given, type=form)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
 

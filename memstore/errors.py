@@ -76,13 +76,6 @@ class NewerFormat(MemstoreError):
 class OlderFormat(MemstoreError):
     """What was written by an older version of this package, which this one does not read."""
 
-    @classmethod
-    def of(cls, path: Path) -> "OlderFormat":
-        """The error of a memory's directory."""
-        return cls(
-            f"{path} was made by an older version; read the documents in again (memstore ingest)"
-        )
-
 
 class DocumentNotFound(MemstoreError):
     """No document of this name or id, or it was forgotten in the meantime."""

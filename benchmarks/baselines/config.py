@@ -1,7 +1,7 @@
 """Which memory a decoder has instead of landmarks, and its settings; those that are compared."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -40,10 +40,6 @@ class MemoryConfig:
             )
         cache = segment if self.cache is None else self.cache
         return replace(self, segment=segment, cache=cache, layer=layer)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 MEMORIES: dict[str, MemoryConfig] = {

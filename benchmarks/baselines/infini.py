@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.baselines.plain import NoPast
+from benchmarks.baselines.past import NoPast
 from memstore.kernels.products import accumulate, scores, weighted
 from memstore.model.landmark.transformer import ModelConfig, Transformer
 

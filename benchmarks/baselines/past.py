@@ -1,5 +1,6 @@
 """What a layer sees of a text before the segment that it reads: the protocol of every memory that
-landmark attention is compared with, and the part that they share, attention inside the segment.
+landmark attention is compared with; the part that they share, attention inside the segment; and the
+two ends of the comparison, no memory and full attention.
 
 A text is read in segments of n tokens. In a segment every layer `attend`s, as often as tokens
 arrive; then `advance` counts them; at n tokens `end_segment` makes them past. Queries, keys and
@@ -132,3 +133,26 @@ def visible(rows: int, positions: int, device: torch.device) -> Tensor:
     """[rows, positions] bool: what the last `rows` of the positions see."""
     at = torch.arange(positions - rows, positions, device=device)
     return torch.arange(positions, device=device) <= at[:, None]
+
+
+class NoPast(Past):
+    """A segment sees itself alone."""
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._count(q.shape[2], self._window.size(layer_idx))
+        self._window.append(layer_idx, k, v)
+        q = self._window.turned(layer_idx, q * q.shape[-1] ** -0.5)
+        return causal_attention(q, *self._window.held(layer_idx))
+
+
+class FullPast(NoPast):
+    """Every token sees every one before it, however long ago; gradients reach all of them."""
+
+    def end_segment(self) -> None:
+        self.length = 0
+
+    @property
+    def bytes(self) -> int:
+        layers = range(self.model.config.num_layers)
+        held = [x for layer in layers if self._window.size(layer) for x in self._window.held(layer)]
+        return sum(x[:, :, : x.shape[2] - self.length].nbytes for x in held)

@@ -5,6 +5,7 @@ such a model on disk, a checkpoint with a file that says which memory it has.
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class BaselineModel:
     def weights(self) -> str:
         """A digest of the weights and of what the memory is."""
         signature = signature_of(self.transformer, self.tokenizer)
-        memory = sorted(self.transformer.memory_config.to_dict().items())
+        memory = sorted(asdict(self.transformer.memory_config).items())
         both = f"{signature.digest.hex()} {memory}"
         return hashlib.blake2b(both.encode(), digest_size=16).hexdigest()
 
@@ -92,7 +93,7 @@ def save_baseline(
     """Write what `load_baseline` takes. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     with replacement(directory / MEMORY, mode=0o644) as file:
-        file.write(json.dumps(model.memory_config.to_dict(), indent=2).encode() + b"\n")
+        file.write(json.dumps(asdict(model.memory_config), indent=2).encode() + b"\n")
     save_checkpoint(model, tokenizer, directory, dtype)
 
 

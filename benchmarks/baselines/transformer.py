@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from benchmarks.baselines.config import MemoryConfig
 from benchmarks.baselines.infini import Gates, InfiniPast
 from benchmarks.baselines.memorizing import MemorizingPast, Retrieval
-from benchmarks.baselines.past import Past
-from benchmarks.baselines.plain import FullPast, NoPast
+from benchmarks.baselines.past import FullPast, NoPast, Past
 from benchmarks.baselines.transformer_xl import CachedPast
 from memstore.model.landmark.transformer import ModelConfig, Transformer
 

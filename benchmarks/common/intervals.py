@@ -72,3 +72,11 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, f
         return float(x.mean()), -math.inf, math.inf
     half = _students_t(len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
     return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
+
+
+def perplexity_ratio(losses: np.ndarray, against: np.ndarray | float) -> tuple[float, float, float]:
+    """The ratio of two perplexities of the same tokens and its 95% interval, by paired mean losses
+    [n] of texts.
+    """
+    middle, low, high = (math.exp(x) for x in mean_interval(losses - against))
+    return middle, low, high

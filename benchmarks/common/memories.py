@@ -1,11 +1,19 @@
-"""Where benchmarks make memories, and what the page cache holds of one."""
+"""Where benchmarks make memories, what the page cache holds of one, and how much main memory an
+ingest takes.
+"""
 
 import argparse
 import os
+import resource
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from benchmarks.common.tables import table
+from memstore import MemoryStore
+from memstore.model.model_api import ModelAPI
 
 
 def data_file(memory: Path) -> Path:
@@ -33,3 +41,44 @@ def workplace(options: argparse.Namespace) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="memstore-benchmark-") as temporary:
         yield Path(temporary)
+
+
+def status_bytes(field: str, process: int | str = "self") -> int:
+    """A field of /proc/PROCESS/status in bytes: VmHWM (peak), VmRSS, RssAnon (its own), RssFile (of
+    mapped files). Raises OSError or KeyError where the system does not report it.
+    """
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return 1024 * int(fields[field].split()[0])
+
+
+def peak_bytes() -> int:
+    """Peak resident bytes of this process; by getrusage where /proc is missing, although Linux
+    passes that number on from the parent process.
+    """
+    try:
+        return status_bytes("VmHWM")
+    except (OSError, KeyError):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def weigh_ingest(
+    model: ModelAPI, store: MemoryStore, text: Path, **settings: str
+) -> dict[str, int]:
+    """In a fresh process: tokens of a file, the peak bytes of ingesting it, and those above what a
+    short text takes. settings: of ModelAPI.ingest.
+    """
+    model.ingest("A first short text, so that all is loaded. " * 200, store, name="first")
+    before = peak_bytes()
+    document = model.ingest(text, store, **settings)
+    return {"tokens": document.tokens, "peak": peak_bytes(), "above": peak_bytes() - before}
+
+
+def peaks_table(found: Sequence[dict[str, int]]) -> str:
+    """A row of `weigh_ingest` a line."""
+    lines = [
+        [f"{row['tokens']:,}", *(f"{row[at] / 1e6:,.0f}" for at in ("peak", "above"))]
+        for row in found
+    ]
+    return table(["tokens", "peak MB", "MB above a short text"], lines)

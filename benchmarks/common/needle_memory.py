@@ -57,26 +57,14 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     sizes = filler_sizes(settings["longest"])
     plan = Plan(settings, [(f"filler {n}", size) for n, size in enumerate(sizes)], {})
     with _keeping(model, directory) as keep:
-
-        def ingest(name: str, text: str) -> int:
-            tokens = keep(name, text)
-            done[0] += tokens
-            if time.perf_counter() - said[0] > 15:
-                said[0] = time.perf_counter()
-                rate = done[0] / (time.perf_counter() - began)
-                print(f"  ingested {done[0]:,} tokens, {rate:,.0f} a second", flush=True)
-            return tokens
-
-        done, said = [0], [began]
         for name, size in plan.fillers:
-            ingest(name, model.tokenizer.decode(books.run(rng, size).tolist()))
+            keep(name, model.tokenizer.decode(books.run(rng, size).tolist()))
         for texts, questions in needles(writer, settings, model.shape.block_size):
             names = [f"{questions[0].task} {len(plan.tokens) + n}" for n in range(len(texts))]
-            plan.tokens.update({name: ingest(name, text) for name, text in zip(names, texts)})
+            plan.tokens.update({name: keep(name, text) for name, text in zip(names, texts)})
             plan.questions.extend(
                 Question(**asdict(question) | {"passages": names}) for question in questions
             )
-        print(f"memory: {done[0]:,} tokens", flush=True)
     plan.save(directory)
     return time.perf_counter() - began
 
@@ -96,15 +84,11 @@ def _keeping(model: AnyModel, directory: Path) -> Iterator[Callable[[str, str], 
         yield note
         np.savez(directory / _TEXTS, **texts)
         return
-    began = time.perf_counter()
     with MemoryStore.create(directory / "memory", model.signature) as store:
         yield lambda name, text: model.ingest(text, store, name=name).tokens
-        held, seconds = store.stats(), time.perf_counter() - began
-        print(
-            f"memory: {held['documents']} documents, {held['file_bytes'] / 1e6:,.0f} MB, built in "
-            f"{seconds:.0f} s",
-            flush=True,
-        )
+        held = store.stats()
+        sizes = f"{held['tokens']:,} tokens, {held['file_bytes'] / 1e6:,.0f} MB"
+        print(f"memory: {held['documents']} documents, {sizes}", flush=True)
 
 
 @dataclass

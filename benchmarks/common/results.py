@@ -16,24 +16,11 @@ from memstore import LandmarkModel
 
 def machine() -> dict[str, Any]:
     """Where the numbers come from."""
-    try:
-        names = [
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ]
-    except OSError:
-        names = []
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True).stdout
     return {
         "cpu": names[0] if names else platform.processor(),
         "cpus": os.cpu_count(),
@@ -41,7 +28,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "load": [round(x, 2) for x in os.getloadavg()],
-        "commit": commit,
+        "commit": commit.strip() or None,
         "time": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 

@@ -1,5 +1,6 @@
 """Tables in markdown, and how numbers look in them."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,10 +38,15 @@ def tokens_number(text: str) -> int:
 
 def rate(right: int, trials: int) -> str:
     """A proportion with its interval: "0.985 (0.957-0.995)"."""
-    low, high = wilson(right, trials)
-    return f"{right / trials:.3f} ({low:.3f}-{high:.3f})"
+    return with_interval([right / trials, *wilson(right, trials)])
 
 
 def spread(ratio: dict[str, float]) -> str:
     """A `paired_ratio` with its range: "0.63 (0.61-0.65)"."""
     return f"{ratio['median']:.2f} ({ratio['least']:.2f}-{ratio['greatest']:.2f})"
+
+
+def with_interval(values: Sequence[float], digits: int = 3) -> str:
+    """A value with its interval: "0.970 (0.965-0.975)"; the value alone without one."""
+    middle, low, high = (f"{value:.{digits}f}" for value in values)
+    return f"{middle} ({low}-{high})" if math.isfinite(values[2]) else middle

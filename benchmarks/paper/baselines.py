@@ -17,7 +17,6 @@ being means), and over seeds.
 """
 
 import argparse
-import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,14 +28,13 @@ import numpy as np
 
 from benchmarks.baselines.config import MEMORIES
 from benchmarks.baselines.reading import BaselineModel
-from benchmarks.common.intervals import mean_interval
+from benchmarks.common.intervals import perplexity_ratio
 from benchmarks.common.needle_memory import ask, ask_streamed, build
 from benchmarks.common.needles import Plan
 from benchmarks.common.options import add
 from benchmarks.common.reading import TARGETS
 from benchmarks.common.results import write
-from benchmarks.common.starting import start
-from benchmarks.common.tables import rate, table, tokens_number, tokens_text
+from benchmarks.common.tables import rate, table, tokens_number, tokens_text, with_interval
 from benchmarks.paper.measures import Bench, Losses, Measured, mean
 from benchmarks.paper.runs import MAIN, Run, parser
 from benchmarks.paper.scoring import Way
@@ -140,11 +138,8 @@ def ratio(every: BySeed, against: BySeed, axis: int) -> str:
     "0.970 (0.965-0.975)".
     """
     losses, others = (np.stack([one.values for one in some]) for some in (every, against))
-    differences = (losses - others).mean(1 - axis)  # [seeds, texts] before
-    middle, low, high = mean_interval(differences)
-    if len(differences) < 2:
-        return f"{math.exp(middle):.3f}"
-    return f"{math.exp(middle):.3f} ({math.exp(low):.3f}-{math.exp(high):.3f})"
+    # [seeds, texts] before
+    return with_interval(perplexity_ratio((losses - others).mean(1 - axis), 0.0))
 
 
 def recall(bench: Bench, compared: list[Run]) -> dict[str, Any]:
@@ -214,4 +209,4 @@ def recall_table(found: dict[str, dict[int, list[dict[str, Any]]]], lengths: Seq
 
 
 if __name__ == "__main__":
-    start(main)
+    main()

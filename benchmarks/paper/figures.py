@@ -23,8 +23,7 @@ from benchmarks.common.needle_memory import streamed
 from benchmarks.common.options import add
 from benchmarks.common.reading import TARGETS, segments
 from benchmarks.common.results import write
-from benchmarks.common.starting import start
-from benchmarks.common.tables import rate, table, tokens_number, tokens_text
+from benchmarks.common.tables import rate, table, tokens_number, tokens_text, with_interval
 from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.runs import parser
 from benchmarks.paper.tables import LOCAL, blocks
@@ -80,8 +79,9 @@ def figure_5(bench: Bench) -> dict[str, list[float]]:
             found[granularity] += measured.kept("distinct", settings, compute)
     choice, lines = blocks(LENGTH) - blocks(LOCAL), []
     for granularity, values in found.items():
-        mean, low, high = mean_interval(values)
-        lines.append([granularity, f"{mean:.1f} ({low:.1f}-{high:.1f})", f"{mean / choice:.0%}"])
+        found_mean = mean_interval(values)
+        share = f"{found_mean[0] / choice:.0%}"
+        lines.append([granularity, with_interval(found_mean, 1), share])
     print("\n" + table(["granularity", "blocks, by head", f"of {choice}"], lines))
     return found
 
@@ -143,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    start(main)
+    main()

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.baselines.reading import AnyModel
-from benchmarks.common.intervals import mean_interval
+from benchmarks.common.intervals import perplexity_ratio
 from benchmarks.common.options import named_model, prepare
 from benchmarks.common.reading import TARGETS, segments
+from benchmarks.common.tables import with_interval
 from benchmarks.common.text import Books
 from benchmarks.paper.runs import Run, runs_of
 from benchmarks.paper.scoring import Scored, Way, score
@@ -196,8 +197,5 @@ def _with(runs: Iterable[Run], seed: int) -> list[Run]:
 
 
 def to(losses: Losses, against: Losses) -> str:
-    """The ratio of two perplexities of the same tokens with its interval over texts: "0.970
-    (0.965-0.975)".
-    """
-    middle, low, high = (math.exp(x) for x in mean_interval(losses.values - against.values))
-    return f"{middle:.3f} ({low:.3f}-{high:.3f})"
+    """The ratio of two perplexities of the same tokens with its interval over texts."""
+    return with_interval(perplexity_ratio(losses.values, against.values))

@@ -24,7 +24,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.baselines.config import MEMORIES
-from benchmarks.baselines.subject import BaselineSubject
+from benchmarks.baselines.training import BaselineSubject
 from benchmarks.common.options import add, plain_parser
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.options import add
 from benchmarks.common.results import write
-from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Losses, to
 from benchmarks.paper.runs import parser
@@ -186,4 +185,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    start(main)
+    main()

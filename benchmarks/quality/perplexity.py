@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.intervals import mean_interval
+from benchmarks.common.intervals import perplexity_ratio
 from benchmarks.common.options import add, load, parser
 from benchmarks.common.reading import TARGETS, Reading, segments
 from benchmarks.common.results import write_results
-from benchmarks.common.tables import table, tokens_number, tokens_text
+from benchmarks.common.tables import table, tokens_number, tokens_text, with_interval
 from benchmarks.common.text import Books
 from memstore import LandmarkModel
 
@@ -75,7 +75,7 @@ def main() -> None:
     head = f"memory | {' | '.join(MODES)} | retrieved / none | retrieved / recent"
     lines = [
         [tokens_text(p["size"]), *(f"{p[mode]:.2f}" for mode in MODES)]
-        + [interval(p[f"retrieved_to_{what}"]) for what in ("none", "recent")]
+        + [with_interval(p[f"retrieved_to_{what}"], 4) for what in ("none", "recent")]
         for p in points
     ]
     print(table(head, lines))
@@ -88,21 +88,13 @@ def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, A
         {
             "size": size,
             **{mode: math.exp(losses[f"{mode} {size}"].mean()) for mode in MODES},
-            "retrieved_to_none": ratio(losses[f"retrieved {size}"], losses["recent 0"]),
-            "retrieved_to_recent": ratio(losses[f"retrieved {size}"], losses[f"recent {size}"]),
+            "retrieved_to_none": perplexity_ratio(losses[f"retrieved {size}"], losses["recent 0"]),
+            "retrieved_to_recent": perplexity_ratio(
+                losses[f"retrieved {size}"], losses[f"recent {size}"]
+            ),
         }
         for size in sizes
     ]
-
-
-def ratio(losses: np.ndarray, against: np.ndarray) -> list[float]:
-    """The ratio of two perplexities and its interval, from paired mean losses."""
-    return [math.exp(x) for x in mean_interval(losses - against)]
-
-
-def interval(values: list[float]) -> str:
-    """ "0.970 (0.965-0.975)"."""
-    return f"{values[0]:.4f} ({values[1]:.4f}-{values[2]:.4f})"
 
 
 if __name__ == "__main__":

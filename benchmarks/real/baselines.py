@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from benchmarks.real.blocks import Blocks
-from benchmarks.real.plan import Question
+from benchmarks.real.plan import Blocks, Question
 
 KEPT = 16  # indexes of words at once
 

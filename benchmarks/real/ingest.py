@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.main_memory import peak_bytes
+from benchmarks.common.memories import peaks_table, weigh_ingest
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
@@ -127,12 +127,7 @@ def peaks(options: argparse.Namespace) -> list[dict[str, int]]:
             some = [part(options.text, min(16384, length), at) for at in range(-(-length // 16384))]
             file.write_text("\n".join(some), encoding="utf-8")
             found.append(in_fresh_process(weigh, file, Path(directory) / "memory", options))
-    head = ["tokens", "peak MB", "MB above a short text"]
-    lines = [
-        [f"{row['tokens']:,}", *(f"{row[at] / 1e6:,.0f}" for at in ("peak", "above"))]
-        for row in found
-    ]
-    print(table(head, lines) + "\n", flush=True)
+    print(peaks_table(found) + "\n", flush=True)
     return found
 
 
@@ -141,10 +136,7 @@ def weigh(text: Path, memory: Path, options: argparse.Namespace) -> dict[str, in
     prepare(options.threads)
     reader = passage_model(options.model, options.dtype)
     with created(reader, memory, options, host_budget=options.host_budget) as store:
-        reader.ingest("A first short text, so that all is loaded. " * 200, store, name="first")
-        before = peak_bytes()
-        document = reader.ingest(text, store, keep="kv")
-    return {"tokens": document.tokens, "peak": peak_bytes(), "above": peak_bytes() - before}
+        return weigh_ingest(reader, store, text, keep="kv")
 
 
 def created(

@@ -43,13 +43,11 @@ from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import tokens_number
 from benchmarks.real.baselines import Chooser, chooser
-from benchmarks.real.blocks import Block, Blocks
 from benchmarks.real.passage_model import MOST, answer, parser, passage_model
-from benchmarks.real.plan import Plan, Question
+from benchmarks.real.plan import Block, Blocks, Plan, Question
 from benchmarks.real.planted import CORPORA, TASKS, TUNED, load
-from benchmarks.real.recall_tables import Row, answers, counts, differences, worths
+from benchmarks.real.recall_tables import Row, Tuned, answers, counts, differences, tune, worths
 from benchmarks.real.text_reader import TextReader
-from benchmarks.real.tuning import Tuned, tune
 from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.lookup_settings import CAUTION

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common.main_memory import status_bytes
+from benchmarks.common.memories import status_bytes
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number

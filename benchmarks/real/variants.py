@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
-from benchmarks.common.tables import table
+from benchmarks.common.tables import table, with_interval
 from benchmarks.real.passage_model import answer, parser, passage_model
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.planted import CORPORA, load
@@ -150,13 +150,12 @@ def report(rows: dict[str, list[Said]]) -> str:
     first = next(iter(rows.values()))
     lines = []
     for name, of in rows.items():
-        right, low, high = mean_interval([one.right for one in of])
         pairs = list(zip(of, first))
         won, lost = (
             sum((one.right - before.right) * sign > 0 for one, before in pairs) for sign in (1, -1)
         )
         less, least, most = mean_interval([before.right - one.right for one, before in pairs])
-        line: list[object] = [name, f"{right:.3f} ({low:.3f}-{high:.3f})"]
+        line: list[object] = [name, with_interval(mean_interval([one.right for one in of]))]
         line += [sum(one.text != before.text for one, before in pairs), f"{won}, {lost}"]
         lines.append([*line, f"{less:.3f} ({least:.3f} to {most:.3f})"])
     return table(["", "right", "differ", "won, lost", "less than the first"], lines)

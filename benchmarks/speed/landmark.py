@@ -30,8 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common.main_memory import peak_bytes
-from benchmarks.common.memories import data_file, drop_cache, workplace
+from benchmarks.common.memories import data_file, drop_cache, peaks_table, weigh_ingest, workplace
 from benchmarks.common.options import add, load, parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
@@ -157,18 +156,13 @@ def first_answer(
     return found
 
 
-class Forgetful(LandmarkSession):
-    """A session that keeps only the blocks that the next chunk attends to, and stores nothing."""
-
-    def __init__(self, model: LandmarkModel, store: MemoryStore) -> None:
-        super().__init__(model, model.lookup, store, [], retrieve=False)
-        self._most = model.lookup.chunk_blocks + model.lookup.top_k
-
-
 def chunked_forward(model: LandmarkModel, ids: np.ndarray) -> None:
     """Read ids in a session's chunks, storing nothing."""
     step = model.lookup.chunk_blocks * model.config.block_size
-    with MemoryStore.in_memory(model.signature) as store, Forgetful(model, store) as session:
+    with (
+        MemoryStore.in_memory(model.signature) as store,
+        LandmarkSession(model, model.lookup, store, [], retrieve=False) as session,
+    ):
         for start in range(0, len(ids), step):
             session.feed(ids[start : start + step].tolist())
 
@@ -261,11 +255,7 @@ def peaks(
         path.write_text(model.tokenizer.decode(ids.tolist()), encoding="utf-8")
         found.append(in_fresh_process(weigh, options.model, path, memory, options.threads))
         shutil.rmtree(memory)
-    lines = [
-        [f"{row['tokens']:,}", f"{row['peak'] / 1e6:,.0f}", f"{row['above'] / 1e6:,.0f}"]
-        for row in found
-    ]
-    print(table(["tokens", "peak MB", "MB above a short text"], lines))
+    print(peaks_table(found))
     return found
 
 
@@ -274,10 +264,7 @@ def weigh(model_path: str | None, text: Path, memory: Path, threads: int) -> dic
     prepare(threads)
     model = load_model(model_path)
     with MemoryStore.create(memory, model.signature) as store:
-        model.ingest("A first short text, so that everything is loaded. " * 20, store, name="first")
-        before = peak_bytes()
-        document = model.ingest(text, store)
-    return {"tokens": document.tokens, "peak": peak_bytes(), "above": peak_bytes() - before}
+        return weigh_ingest(model, store, text)
 
 
 if __name__ == "__main__":

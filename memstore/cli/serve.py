@@ -60,7 +60,7 @@ def serve(
     uploaded again. --json prints one object when the server is ready.
     """
     try:
-        from memstore.serve.api_keys import Keys
+        from memstore.serve.api_keys import read_keys
         from memstore.serve.app import check_exposed
         from memstore.serve.app import serve as run_server
         from memstore.serve.service import Service
@@ -75,7 +75,7 @@ def serve(
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
     )
-    keys = Keys() if api_key_file is None else Keys.of_file(api_key_file)
+    keys = {} if api_key_file is None else read_keys(api_key_file)
     check_exposed(settings, keys)
     with opened(store, opening, read_only=False, make=True) as (model, memory):
         known = model.signature.model

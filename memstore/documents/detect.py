@@ -17,14 +17,11 @@ _NAMED: dict[str, Form] = {
     ".ipynb": "notebook",
 }
 _PROMISED = (".pdf", ".docx", ".pptx", ".xlsx", ".odt", ".ods", ".odp", ".epub")  # none is text
-_OCR = "; run text recognition (OCR) on it first"
+_PICTURE = "is a picture; run text recognition (OCR) on it first"
 _PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"7z\xbc\xaf", b"Rar!", b"(\xb5/\xfd")
 _OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _MAGIC: dict[bytes | tuple[bytes, ...], str] = {
-    b"\x89PNG\r\n\x1a\n": f"is a picture (PNG){_OCR}",
-    b"\xff\xd8\xff": f"is a picture (JPEG){_OCR}",
-    b"GIF8": f"is a picture (GIF){_OCR}",
-    (b"II*\0", b"MM\0*", b"8BPS"): f"is a picture{_OCR}",
+    (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*", b"8BPS"): _PICTURE,
     _PACKED: "is a packed file; unpack it first",
     (b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE\xdf\xa3"): "is a recording",
     b"AT&TFORM": "is a DjVu book; save it as PDF",
@@ -57,7 +54,7 @@ def form_of(data: bytes, name: str) -> Form:
             raise UnreadableDocument(what)
     if head[4:8] == b"ftyp":
         picture = head[8:11] in (b"hei", b"mif", b"avi")
-        raise UnreadableDocument(f"is a picture (HEIC){_OCR}" if picture else "is a recording")
+        raise UnreadableDocument(_PICTURE if picture else "is a recording")
     if head[60:68] == b"BOOKMOBI":
         raise UnreadableDocument("is a Kindle book; save it as EPUB")
     if suffix in _PROMISED and head.strip():

@@ -1,7 +1,7 @@
 """API keys, and their scopes: who may read and write which documents."""
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,39 +25,36 @@ class Access:
         return not self.only or any(fnmatchcase(document, pattern) for pattern in self.only)
 
 
-@dataclass(frozen=True)
-class Keys:
-    """The keys of a key file, with what each may do."""
+Keys = Mapping[str, Access]
+"""What each key may do; empty where the server asks for none."""
 
-    known: tuple[tuple[str, Access], ...] = ()
 
-    @classmethod
-    def of_file(cls, file: Path) -> "Keys":
-        """Lines `KEY [read|write] [only=PATTERN ...]`; # begins a comment. Raises InvalidInput."""
-        try:
-            lines = file.read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise InvalidInput(f"cannot read {file}: {why}") from None
-        known = []
-        for number, line in enumerate(lines, 1):
-            words = line.split("#", 1)[0].split()
-            if words:
-                known.append((words[0], _scope(words, f"{file}:{number}")))
-        if not known:
-            raise InvalidInput(f"{file} holds no key; write one on each line")
-        if len({key for key, _ in known}) < len(known):
+def read_keys(file: Path) -> Keys:
+    """Lines `KEY [read|write] [only=PATTERN ...]`; # begins a comment. Raises InvalidInput."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidInput(f"cannot read {file}: {why}") from None
+    keys = dict[str, Access]()
+    for number, line in enumerate(lines, 1):
+        words = line.split("#", 1)[0].split()
+        if words and words[0] in keys:
             raise InvalidInput(f"{file} holds a key twice; remove one of them")
-        return cls(tuple(known))
+        if words:
+            keys[words[0]] = _scope(words, f"{file}:{number}")
+    if not keys:
+        raise InvalidInput(f"{file} holds no key; write one on each line")
+    return keys
 
-    def access(self, key: str | None) -> Access | None:
-        """What a key may do; None for an unknown one. Every key is compared, in constant time."""
-        granted = None
-        given = (key or "").encode()
-        for known, access in self.known:
-            if hmac.compare_digest(given, known.encode()):
-                granted = access
-        return granted
+
+def granted(keys: Keys, key: str) -> Access | None:
+    """What a key may do; None for an unknown one. Every key is compared, in constant time."""
+    found = None
+    for known, access in keys.items():
+        if hmac.compare_digest(key.encode(), known.encode()):
+            found = access
+    return found
 
 
 def _scope(words: Sequence[str], line: str) -> Access:

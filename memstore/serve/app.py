@@ -103,7 +103,7 @@ def _mcp(service: Service) -> APIRouter:
 
 def check_exposed(settings: ServeSettings, keys: Keys) -> None:
     """Raises InvalidInput for an address that other machines can reach, without keys."""
-    if not settings.loopback and not keys.known:
+    if not settings.loopback and not keys:
         raise InvalidInput(
             f"{settings.host} can be reached by other machines; give --api-key-file, or listen on "
             "127.0.0.1"
@@ -132,7 +132,6 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
     Raises InvalidInput for an address that is not free.
     """
     settings = service.settings
-    check_exposed(settings, service.keys)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     place = settings.host, settings.port
     try:

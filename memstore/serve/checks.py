@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memstore.serve.api_errors import ApiError
-from memstore.serve.api_keys import Access, Keys
+from memstore.serve.api_keys import Access, Keys, granted
 from memstore.serve.settings import ServeSettings
 
 UPLOADS = "/v1/memstore/documents"
@@ -62,10 +62,10 @@ class Checks:
 
     def _access(self, path: str, headers: Headers) -> Access:
         """What the request's key may do. Raises ApiError (401)."""
-        if not self._keys.known:
+        if not self._keys:
             return Access()
         kind, _, key = headers.get("authorization", "").partition(" ")
-        access = self._keys.access(key.strip() if kind.lower() == "bearer" else None)
+        access = granted(self._keys, key.strip()) if kind.lower() == "bearer" else None
         if access is not None:
             return access
         if path == "/" or path.startswith("/page/"):  # they show nothing of the memory

@@ -35,7 +35,7 @@ class Service:
         """name: of the model, for clients."""
         self.model, self.store, self.name = model, store, name
         self.settings = settings = settings or ServeSettings()
-        self.keys = keys or Keys()
+        self.keys = keys or {}
         self.worker = Worker(
             active=settings.active,
             waiting=settings.waiting,

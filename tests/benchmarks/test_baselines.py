@@ -256,18 +256,6 @@ def test_memorizing_attends_to_the_nearest_and_gates_each_head(top_k: int) -> No
         keys, values = torch.cat([keys, k], 1), torch.cat([values, v], 1)
 
 
-def test_memorizing_forgets_the_oldest_first() -> None:
-    (q, k, v), *rest = projections(9, 4)
-    past = decoder("memorizing", tokens=2 * SEGMENT, cache=0).begin()
-    assert isinstance(past, MemorizingPast)
-    with torch.no_grad():
-        attended(past, 1, [(q, k, v), *rest])
-    assert past.memory.held is not None
-    keys, values = past.memory.held
-    torch.testing.assert_close(values, torch.cat([v for _, _, v in rest[-2:]], 2))
-    assert keys.norm(dim=-1).sub(1).abs().max() < 1e-12
-
-
 # Every one of them
 
 

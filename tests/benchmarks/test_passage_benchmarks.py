@@ -16,12 +16,20 @@ pytest.importorskip("bm25s")
 
 from benchmarks import first_token
 from benchmarks.real.baselines import Words
-from benchmarks.real.blocks import Blocks
-from benchmarks.real.plan import Plan, Question, Stated
+from benchmarks.real.plan import Blocks, Plan, Question, Stated
 from benchmarks.real.recall import Asking, ask_all, opened
-from benchmarks.real.recall_tables import Row, answers, counts, differences, worths
+from benchmarks.real.recall_tables import (
+    Row,
+    Tuned,
+    answers,
+    counts,
+    differences,
+    outcome,
+    tune,
+    worth,
+    worths,
+)
 from benchmarks.real.text_reader import TextReader
-from benchmarks.real.tuning import Tuned, outcome, tune, worth
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.passage_ingest import passages_of

@@ -241,7 +241,7 @@ def test_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
 
 
 UNREADABLE = {
-    "a.png": (b"\x89PNG\r\n\x1a\n", "picture (PNG)"),
+    "a.png": (b"\x89PNG\r\n\x1a\n", "is a picture; run text recognition"),
     "a.doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504), "old Office"),
     "scan.pdf": (made.pdf([[], []]), "its 2 pages are pictures"),
     "locked.pdf": (made.encrypted(GOOD["a.pdf"], "secret"), "encrypted"),

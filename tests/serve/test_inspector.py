@@ -13,7 +13,7 @@ from support.tiny_decoder import word_reader
 
 pytest.importorskip("fastapi")
 from memstore.model.passages.selector import Gate
-from memstore.serve.api_keys import Access, Keys
+from memstore.serve.api_keys import Access
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, QUESTION
 from support.serving import serving
@@ -295,8 +295,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page, width):
 
 
 def test_a_server_with_keys_asks_for_one(open_page, tmp_path):
-    keys = Keys(((KEY, Access(False)),))
-    with serving(tmp_path / "mem", keys=keys) as server:
+    with serving(tmp_path / "mem", keys={KEY: Access(False)}) as server:
         for page in _shown(open_page, server, expected=["status of 401"]):
             page.until("!document.getElementById('key-form').hidden")
             assert "API key" in page.until("!problem.hidden && problem.textContent")

@@ -19,7 +19,7 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.serve.api_errors import as_api_error
-from memstore.serve.api_keys import Keys
+from memstore.serve.api_keys import read_keys
 from memstore.serve.app import check_exposed
 from memstore.serve.settings import ServeSettings
 from support.diary import QUESTION
@@ -38,7 +38,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (here / "keys").write_text(
         f"# of tests\n{READS}\n{WRITES} write\n{NOTES} write only=note*\n", "utf-8"
     )
-    keys = Keys.of_file(here / "keys")
+    keys = read_keys(here / "keys")
     with serving(here / "mem", keys=keys) as server:
         yield server
 
@@ -60,8 +60,8 @@ def bearer(key: str) -> dict[str, str]:
 
 def test_another_address_than_loopback_needs_keys() -> None:
     with pytest.raises(InvalidInput, match="--api-key-file"):
-        check_exposed(ServeSettings(host="0.0.0.0"), Keys())
-    check_exposed(ServeSettings(), Keys())
+        check_exposed(ServeSettings(host="0.0.0.0"), {})
+    check_exposed(ServeSettings(), {})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_another_address_than_loopback_needs_keys() -> None:
 def test_a_key_file_with_an_unclear_line_is_refused(tmp_path: Path, lines: str, what: str) -> None:
     (tmp_path / "keys").write_text(lines)
     with pytest.raises(InvalidInput, match=what):
-        Keys.of_file(tmp_path / "keys")
+        read_keys(tmp_path / "keys")
 
 
 @pytest.mark.parametrize("key", [None, "wrong", READS[:-1], f"{READS}x"])

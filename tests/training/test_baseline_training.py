@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.baselines import steps as baseline_steps
+from benchmarks.baselines import training as baseline_steps
 from benchmarks.baselines.config import MEMORIES, MemoryConfig
 from benchmarks.baselines.reading import load_baseline
-from benchmarks.baselines.subject import BaselineSubject
+from benchmarks.baselines.training import BaselineSubject
 from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import Stage, default_curriculum

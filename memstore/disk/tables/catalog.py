@@ -109,7 +109,10 @@ class Catalog:
                     f"{database.path} is in format {row['format']}, this version reads {FORMAT}; "
                     "update memstore"
                 )
-            raise OlderFormat.of(database.path)
+            raise OlderFormat(
+                f"{database.path} was made by an older version; read the documents in again "
+                "(memstore ingest)"
+            )
         try:
             known = typed(row, Description)
             self.signature = Signature.from_dict(known.signature)
