@@ -15,8 +15,8 @@ VARIABLES = {
 
 _THREADS = """\
 When memstore is imported before torch, it sets `GOMP_SPINCOUNT=1000` and `KMP_BLOCKTIME=0`, so that
-threads that wait for each other sleep soon instead of spinning. It sets neither if one of the two,
-`OMP_WAIT_POLICY` or `OMP_NUM_THREADS` is set."""
+threads that wait for each other sleep soon instead of spinning. It changes neither where it is set,
+and sets none if `OMP_WAIT_POLICY` is set."""
 
 
 def environment_page() -> str:
