@@ -84,14 +84,10 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Units of all lookups, counted. What was read from below is misses + prefetched + unused."""
+    """Units of all lookups, counted."""
 
     hits: int  # found in the cache
     misses: int  # not found, and cached then
-    evictions: int  # gone to make room
-    prefetched: int = 0  # hits that were the first of a unit that a prediction had brought
-    # units that a prediction brought and that no lookup asked for until they went, or to the end
-    unused: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -120,7 +116,7 @@ def replay(
     for request, ahead in zip_longest(requests, predicted, fillvalue=()):
         cache.expect(ahead)
         cache.lookup(request)
-    return cache.result()
+    return ReplayResult(cache.hits, cache.misses)
 
 
 class _Cache:
@@ -130,7 +126,7 @@ class _Cache:
         self._cache = make_policy(policy, capacity)
         self._capacity = capacity
         self._untouched: set[Any] = set()  # brought by a prediction, not asked for yet
-        self._hits = self._misses = self._evictions = self._prefetched = self._unused = 0
+        self.hits = self.misses = 0
 
     def lookup(self, request: Sequence[Hashable]) -> None:
         """Look the units of one request up, and cache those that were missing."""
@@ -142,13 +138,12 @@ class _Cache:
                     # the first use of a prefetched unit is none that policies count
                     if unit in self._untouched:
                         self._untouched.remove(unit)
-                        self._prefetched += 1
                     else:
                         cache.hit(unit)  # ignores the missing ones
             if missing:
                 self._insert(missing, frozenset(units).__contains__)
-            self._hits += len(units) - len(missing)
-            self._misses += len(missing)
+            self.hits += len(units) - len(missing)
+            self.misses += len(missing)
 
     def expect(self, units: Sequence[Hashable]) -> None:
         """One prediction: units that are there are passed over, and what does not fit as well."""
@@ -162,15 +157,7 @@ class _Cache:
     def _insert(self, units: Sequence[Any], blocked: Callable[[BlockKey], bool]) -> None:
         for unit in units:
             full = len(self._cache) == self._capacity
-            victim = self._cache.insert(unit, full=full, blocked=blocked)
-            self._evictions += full
-            if victim in self._untouched:
-                self._untouched.remove(victim)
-                self._unused += 1
-
-    def result(self) -> ReplayResult:
-        unused = self._unused + len(self._untouched)
-        return ReplayResult(self._hits, self._misses, self._evictions, self._prefetched, unused)
+            self._untouched.discard(self._cache.insert(unit, full=full, blocked=blocked))
 
 
 def belady(requests: Iterable[Sequence[Hashable]], capacity: int) -> ReplayResult:
@@ -197,18 +184,17 @@ def belady(requests: Iterable[Sequence[Hashable]], capacity: int) -> ReplayResul
     # (minus the next use, unit), farthest first. The units of a running step are due in it, and
     # what was due earlier is stale, so neither comes before a unit that may go.
     farthest: list[tuple[int, int]] = []
-    hits = misses = evictions = 0
+    hits = misses = 0
     for units in steps:
         missing = [unit for unit in units if unit not in cached]
         for _ in range(len(cached) + len(missing) - capacity):
             cached.remove(heappop(farthest)[1])
-            evictions += 1
         cached.update(missing)
         for unit, use in zip(units, uses.pop()):
             heappush(farthest, (-use, unit))
         hits += len(units) - len(missing)
         misses += len(missing)
-    return ReplayResult(hits, misses, evictions)
+    return ReplayResult(hits, misses)
 
 
 def _groups(requests: Iterable[Sequence[Hashable]], capacity: int) -> Iterator[list[Any]]:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common.tables import table
 from memstore import MemoryStore
@@ -64,7 +65,7 @@ def peak_bytes() -> int:
 
 
 def weigh_ingest(
-    model: ModelAPI, store: MemoryStore, text: Path, **settings: str
+    model: ModelAPI, store: MemoryStore, text: Path, **settings: Any
 ) -> dict[str, int]:
     """In a fresh process: tokens of a file, the peak bytes of ingesting it, and those above what a
     short text takes. settings: of ModelAPI.ingest.

@@ -38,11 +38,10 @@ def build_settings(
     return same | {"tasks": sorted(tasks), "longest": longest, "passage": passage}
 
 
-def build(directory: Path, settings: dict[str, Any]) -> float:
+def build(directory: Path, settings: dict[str, Any]) -> None:
     """Ingest everything that `settings` ask for (see `build_settings`) into directory/memory and
-    write the plan; seconds it took.
+    write the plan.
     """
-    began = time.perf_counter()
     prepare(settings["threads"])
     model = named_model(settings["model"])
     weights = model.weights if isinstance(model, BaselineModel) else model.signature.weights
@@ -50,7 +49,7 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     known = Plan.load(directory)
     if known is not None and known.settings == settings:
         print(f"using the memory in {directory}", flush=True)
-        return 0.0
+        return
     rng = Random(f"needles {settings['seed']}")
     books = Books.read(settings["text"], model.tokenizer, directory / "tokens")
     writer = Writer(model.tokenizer, books, rng, settings["passage"])
@@ -66,7 +65,6 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
                 Question(**asdict(question) | {"passages": names}) for question in questions
             )
     plan.save(directory)
-    return time.perf_counter() - began
 
 
 @contextmanager

@@ -91,34 +91,20 @@ class Writer:
         text = self.passage([stated.text], self.size)
         return [text], [Question("passkey", asked.prompt, asked.answer, [])]
 
-    def one_fact(self) -> tuple[list[str], list[Question]]:
-        fact = self.fact()
-        asked = self.ask(fact)
-        return [self.passage([self.state(fact)], self.size)], [
-            Question("fact", asked.prompt, asked.answer, []),
-            Question("fact_unrelated", asked.prompt, asked.answer, [], before=self.text(UNRELATED)),
-        ]
-
-    def fact_forms(self) -> tuple[list[str], list[Question]]:
-        fact = self.fact()
-        asked = self.ask(fact, "train")
-        return [self.passage([self.state(fact, "train")], self.size)], [
-            Question("fact_forms", asked.prompt, asked.answer, [])
-        ]
-
-    def fact_any(self) -> tuple[list[str], list[Question]]:
-        fact = self.fact(kind=None)
-        asked = self.ask(fact)
-        return [self.passage([self.state(fact)], self.size)], [
-            Question("fact_any", asked.prompt, asked.answer, [])
-        ]
-
-    def rephrased(self) -> tuple[list[str], list[Question]]:
-        fact = self.fact()
-        asked = self.ask(fact, "held_out")
-        return [self.passage([self.state(fact, "held_out")], self.size)], [
-            Question("rephrased", asked.prompt, asked.answer, [])
-        ]
+    def one_fact(
+        self, task: str, state: Split | None = None, ask: Split | None = None, **choice: Any
+    ) -> tuple[list[str], list[Question]]:
+        """A fact of a choice (see `fact`), stated and asked for in forms of a split."""
+        fact = self.fact(**choice)
+        asked = self.ask(fact, ask)
+        texts = [self.passage([self.state(fact, state)], self.size)]
+        questions = [Question(task, asked.prompt, asked.answer, [])]
+        if task == "fact":
+            before = self.text(UNRELATED)
+            questions.append(
+                Question("fact_unrelated", asked.prompt, asked.answer, [], before=before)
+            )
+        return texts, questions
 
     def many(
         self, task: str, count: int, passages: int, asked: int
@@ -197,10 +183,10 @@ def needles(
     tasks, trials = settings["tasks"], settings["trials"]
     one_by_one: dict[str, Callable[[], tuple[list[str], list[Question]]]] = {
         "passkey": writer.passkey,
-        "fact": writer.one_fact,
-        "fact_forms": writer.fact_forms,
-        "fact_any": writer.fact_any,
-        "rephrased": writer.rephrased,
+        "fact": lambda: writer.one_fact("fact"),
+        "fact_forms": lambda: writer.one_fact("fact_forms", "train", "train"),
+        "fact_any": lambda: writer.one_fact("fact_any", kind=None),
+        "rephrased": lambda: writer.one_fact("rephrased", "held_out", "held_out"),
         "of_20": lambda: writer.many("of_20", 20, 1, 1),
         "updated": writer.updated,
         "split": lambda: writer.split_value(block_size),

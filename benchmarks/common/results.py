@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from memstore import LandmarkModel
-
 
 def machine() -> dict[str, Any]:
     """Where the numbers come from."""
@@ -37,13 +35,6 @@ def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
     """Write --out, if asked for: the content behind options and machine."""
     if options.out is not None:
         _save(options.out, {"options": given(options), "machine": machine(), **content})
-
-
-def write_results(
-    options: argparse.Namespace, model: LandmarkModel, results: dict[str, Any]
-) -> None:
-    """`write`, with the hash of the model's weights."""
-    write(options, {"weights": model.signature.weights, **results})
 
 
 def write_part(options: argparse.Namespace, part: str, found: Any) -> None:

@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.part import Setting, prepare, work
-from benchmarks.gpu.state import State
+from benchmarks.gpu.part import Setting, State, prepare, work
 
 LEAST = 15.0  # seconds of a call in which something is still begun
 PARTS = {  # seconds that a part may take, over all calls; what is worth most comes first

@@ -155,7 +155,8 @@ class Bench:
 
     def train(self, runs: Iterable[Run]) -> None:
         """Train what is not trained yet: of every seed."""
-        self.runs.trained([run for seed in self.options.seeds for run in _with(runs, seed)])
+        some = list(runs)
+        self.runs.trained([replace(run, seed=n) for n in self.options.seeds for run in some])
 
     def measured(self, run: Run) -> Measured:
         """What was and will be measured of a run with its one seed."""
@@ -190,10 +191,6 @@ def mean(every: Sequence[Losses]) -> Losses:
     costs = ("attended", "state", "skipped", "seconds")
     means = {name: float(np.mean([getattr(one, name) for one in every])) for name in costs}
     return Losses(np.mean([one.values for one in every], 0), **means)
-
-
-def _with(runs: Iterable[Run], seed: int) -> list[Run]:
-    return [replace(run, seed=seed) for run in runs]
 
 
 def to(losses: Losses, against: Losses) -> str:

@@ -22,7 +22,7 @@ from benchmarks.common.needle_memory import ask, build, build_settings
 from benchmarks.common.needles import Plan
 from benchmarks.common.options import add, load, parser
 from benchmarks.common.reading import Reading, segments
-from benchmarks.common.results import write_results
+from benchmarks.common.results import write
 from benchmarks.common.tables import rate, table, tokens_number, tokens_text
 from benchmarks.common.text import Books
 from benchmarks.common.timing import in_fresh_process
@@ -54,7 +54,7 @@ def main() -> None:
             books = Books.read(options.text, model.tokenizer, directory / "tokens")
             results["text"] = text(model, books, options)
     print("\n" + report(results, options))
-    write_results(options, model, results)
+    write(options, {"weights": model.signature.weights, **results})
 
 
 def text(model: LandmarkModel, books: Books, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.common.intervals import perplexity_ratio
 from benchmarks.common.options import add, load, parser
 from benchmarks.common.reading import TARGETS, Reading, segments
-from benchmarks.common.results import write_results
+from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number, tokens_text, with_interval
 from benchmarks.common.text import Books
 from memstore import LandmarkModel
@@ -79,7 +79,8 @@ def main() -> None:
         for p in points
     ]
     print(table(head, lines))
-    write_results(given, model, {"points": points, "segments": rows})
+    weights = model.signature.weights
+    write(given, {"weights": weights, "points": points, "segments": rows})
 
 
 def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from benchmarks.common.memories import workplace
 from benchmarks.common.needle_memory import ask, build, build_settings
 from benchmarks.common.needles import TASKS, Plan
 from benchmarks.common.options import add, load, parser
-from benchmarks.common.results import write_results
+from benchmarks.common.results import write
 from benchmarks.common.tables import rate, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process
 from memstore import LandmarkModel, MemoryStore
@@ -46,7 +46,7 @@ def main() -> None:
         in_fresh_process(build, directory, settings)
         rows = in_fresh_process(ask_all, directory, options)
     print("\n" + report(rows))
-    write_results(options, model, {"rows": rows})
+    write(options, {"weights": model.signature.weights, "rows": rows})
 
 
 def read_options() -> argparse.Namespace:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -132,7 +133,7 @@ def ingest(
         new = not memory.ready()
         if codec not in (None, memory.codec):
             console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
-        files = _FileIngest(model, memory, mode, keep, labels, quiet=as_json)
+        files = _FileIngest(model, memory, mode, keep, labels, as_json)
         files.failed += map(console.report, found.refused)
         if first is not None:
             files.read(first, mode)
@@ -219,27 +220,21 @@ def _checked(text: "Text", which: str = "") -> "Text":
     return text
 
 
+@dataclass
 class _FileIngest:
-    """Reads files into an open memory, and collects the results."""
+    """Reads files into an open memory, and collects the results. keep: of ModelAPI.ingest; labels:
+    of the documents, None leaves those that they have; quiet: print no results.
+    """
 
-    def __init__(
-        self,
-        model: "ModelAPI",
-        memory: "MemoryStore",
-        mode: "Mode",
-        keep: str | None,
-        labels: dict[str, Any] | None,
-        *,
-        quiet: bool,
-    ) -> None:
-        """keep: of ModelAPI.ingest. labels: of the documents; None leaves those that they have.
-        quiet: print no results.
-        """
-        self.failed: list[dict[str, Any]] = []
-        self._model, self._memory, self._mode = model, memory, mode
-        self._keep, self._labels, self._quiet = keep, labels, quiet
-        self._results: list[dict[str, Any]] = []
-        self._forgotten: list[str] = []
+    model: "ModelAPI"
+    memory: "MemoryStore"
+    mode: "Mode"
+    keep: str | None
+    labels: dict[str, Any] | None
+    quiet: bool
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     def read_all(self, found: "Files") -> None:
         """Read files that are not checked yet; their errors are reported."""
@@ -256,23 +251,23 @@ class _FileIngest:
 
         with console.waiting(f"{which}looking at {console.one_line(file.name)}"):
             seen = file.look()
-        there = self._memory.document(file.name) if self._memory.has(file.name) else None
-        known = None if there is None or self._mode == "replace" else Source.of(there)
+        there = self.memory.document(file.name) if self.memory.has(file.name) else None
+        known = None if there is None or self.mode == "replace" else Source.of(there)
         if there is not None and there.state == "ready" and seen is not None and known == seen:
-            if self._labels is not None:
-                self._memory.label(there.name, self._labels)
-            self._results.append(_result(there, "unchanged"))
+            if self.labels is not None:
+                self.memory.label(there.name, self.labels)
+            self.results.append(_result(there, "unchanged"))
             return
         changed = known is not None and seen is not None and known.is_of(seen)
         text = _checked(_text_of(file, seen), which)
-        self.read(text, "replace" if changed else self._mode, which)
+        self.read(text, "replace" if changed else self.mode, which)
 
     def read(self, text: "Text", mode: "Mode", which: str = "") -> None:
         """Read one text. which: "[2 of 7] " for one of many files."""
-        known = self._memory.has(text.name)
-        text.labels = self._labels
+        known = self.memory.has(text.name)
+        text.labels = self.labels
         if text.labels is None and known:
-            text.labels = self._memory.document(text.name).labels or None
+            text.labels = self.memory.document(text.name).labels or None
         name = console.one_line(text.name)
         began = time.monotonic()
         seen: list[IngestProgress] = []  # the latest only
@@ -290,8 +285,8 @@ class _FileIngest:
                 seconds = time.monotonic() - began
                 show(f"{which}{name}: {share}% read, {at.tokens:,} tokens, {seconds:.0f} s")
 
-            document = self._model.ingest(
-                text, self._memory, mode=mode, progress=progress, keep=self._keep
+            document = self.model.ingest(
+                text, self.memory, mode=mode, progress=progress, keep=self.keep
             )
         resumed_at = seen[0].resumed_tokens if seen else 0
         if not seen:
@@ -301,8 +296,8 @@ class _FileIngest:
         else:
             status = "replaced" if known else "read"
         result = _result(document, status, resumed_at, round(time.monotonic() - began, 3))
-        self._results.append(result)
-        if not self._quiet:
+        self.results.append(result)
+        if not self.quiet:
             console.say(_result_line(result))
 
     def forget_lost(self, found: "Files") -> None:
@@ -314,7 +309,7 @@ class _FileIngest:
         for folder in found.folders:
             from_here = [
                 (document, source)
-                for document in self._memory.documents()
+                for document in self.memory.documents()
                 if (source := Source.of(document)) is not None and source.folder == folder.digest
             ]
             lost = [document for document, source in from_here if folder.has_lost(source)]
@@ -326,21 +321,21 @@ class _FileIngest:
                 self.failed.append(console.report(error))
                 continue
             for document in lost:
-                self._memory.forget(document.name)
-                self._forgotten.append(document.name)
-                if not self._quiet:
+                self.memory.forget(document.name)
+                self.forgotten.append(document.name)
+                if not self.quiet:
                     console.say(f"{console.one_line(document.name)}: forgotten, its file is gone")
 
     def to_dict(self) -> dict[str, Any]:
         """The results of all files, as plain values."""
-        more = {"forgotten": self._forgotten, "failed": self.failed}
-        return {"documents": self._results, **{name: one for name, one in more.items() if one}}
+        more = {"forgotten": self.forgotten, "failed": self.failed}
+        return {"documents": self.results, **{name: one for name, one in more.items() if one}}
 
     def summary(self) -> str:
         """The same in one line."""
-        counts = Counter(result["status"] for result in self._results)
-        counts |= {"forgotten": len(self._forgotten), "not read": len(self.failed)}
-        return _files_line(len(self._results) + len(self.failed), counts)
+        counts = Counter(result["status"] for result in self.results)
+        counts |= {"forgotten": len(self.forgotten), "not read": len(self.failed)}
+        return _files_line(len(self.results) + len(self.failed), counts)
 
 
 def _result(

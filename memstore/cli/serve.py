@@ -60,7 +60,7 @@ def serve(
     uploaded again. --json prints one object when the server is ready.
     """
     try:
-        from memstore.serve.api_keys import read_keys
+        from memstore.serve.access import read_keys
         from memstore.serve.app import check_exposed
         from memstore.serve.app import serve as run_server
         from memstore.serve.service import Service
@@ -111,7 +111,7 @@ def mcp(
     try:
         import anyio
 
-        from memstore.serve.api_keys import Access
+        from memstore.serve.access import Access
         from memstore.serve.mcp_server import mcp_server, serve_stdio
         from memstore.serve.service import Service
     except ImportError as error:

@@ -25,7 +25,7 @@ from memstore.documents.converted import (
     Limits,
     compose,
 )
-from memstore.documents.detect import Form
+from memstore.documents.detect import Form, unzipped
 from memstore.errors import UnreadableDocument, install_extra
 
 _NOTES, _NOTE = 100, 200  # notes of a document, and characters of one, that are reported
@@ -70,8 +70,6 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
         kind: Kind
         given: bytes | dict[str, bytes]
         if form == "zip":
-            from memstore.documents.archive import unzipped
-
             kind, given = unzipped(content, limits)
         else:
             kind, given = form, content

@@ -8,8 +8,8 @@ from typing import Any
 
 from lxml import etree
 
-from memstore.documents.archive import zipped
 from memstore.documents.converted import Block, Limits
+from memstore.documents.detect import zipped
 from memstore.documents.html import ITEM, Walk, html_tree
 from memstore.errors import UnreadableDocument
 

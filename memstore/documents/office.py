@@ -11,9 +11,9 @@ from html import escape
 from typing import Any
 
 from memstore.disk.format.citations import PAGE
-from memstore.documents.archive import zipped
 from memstore.documents.converted import Block, Limits
 from memstore.documents.decoding import clean, decode
+from memstore.documents.detect import zipped
 from memstore.documents.html import Walk, html_tree, xml_tree
 from memstore.errors import UnreadableDocument
 

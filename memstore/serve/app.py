@@ -19,9 +19,8 @@ from starlette.types import Receive, Scope, Send
 from memstore import __version__
 from memstore.errors import InvalidInput
 from memstore.serve import chat, documents, inspector
+from memstore.serve.access import Checks, Keys, access_of
 from memstore.serve.api_errors import install_error_handlers
-from memstore.serve.api_keys import Keys
-from memstore.serve.checks import Checks, access_of
 from memstore.serve.mcp_server import mcp_server
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
@@ -54,6 +53,7 @@ def create_app(service: Service) -> FastAPI:
         _mcp(service),
     ):
         app.include_router(router)
+    app.mount("/page", inspector.Page())
     settings = service.settings
     app.add_middleware(Checks, settings=settings, keys=service.keys)
     if settings.origins:  # outside of the checks: a browser asks first, without a key

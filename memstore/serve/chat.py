@@ -14,10 +14,10 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from memstore.serve.access import Reads
 from memstore.serve.answers import Outcome
 from memstore.serve.api_errors import ApiError, as_api_error
 from memstore.serve.chat_request import ChatRequest
-from memstore.serve.checks import Reads
 from memstore.serve.service import Service
 
 T = TypeVar("T")

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from memstore.model.model_api import ModelAPI
+from memstore.serve.access import Access
 from memstore.serve.answers import Question
 from memstore.serve.api_errors import ApiError
-from memstore.serve.api_keys import Access
 from memstore.serve.requests import Lenient, Strict, entries
 from memstore.serve.service import Service
 

@@ -22,9 +22,8 @@ from memstore.model.answer import Matches
 from memstore.model.document_text import block_texts
 from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
+from memstore.serve.access import UPLOADS, Access, Reads, Writes
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
-from memstore.serve.api_keys import Access
-from memstore.serve.checks import UPLOADS, Reads, Writes
 from memstore.serve.requests import Strict, entries
 from memstore.serve.worker import Job, Worker
 from memstore.store.memory_store import MemoryStore

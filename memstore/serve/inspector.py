@@ -8,20 +8,15 @@ from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from memstore import __version__
-from memstore.serve.api_errors import not_found
-from memstore.serve.checks import Reads, ReadsAll
+from memstore.serve.access import Reads, ReadsAll
 from memstore.serve.service import Service
 
 _PAGE = Path(__file__).parent / "page"
-_TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
 # nothing from another host, no inline script or style, and no text that becomes markup
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -35,26 +30,25 @@ HEADERS = {
 }
 
 
-def _file(path: Path) -> Response:
-    """A file of the page."""
-    media_type = f"{_TYPES[path.suffix]}; charset=utf-8"
-    return Response(path.read_bytes(), media_type=media_type, headers=HEADERS)
+class Page(StaticFiles):
+    """The files of the page."""
+
+    def __init__(self) -> None:
+        super().__init__(directory=_PAGE)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        return response
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
-    files = {path.name: path for path in _PAGE.iterdir() if path.suffix in _TYPES}
 
     @routes.get("/", include_in_schema=False)
     def page() -> Response:
-        return _file(files["index.html"])
-
-    @routes.get("/page/{name}", include_in_schema=False)
-    def part(name: str) -> Response:
-        if name not in files:
-            raise not_found("page", name)
-        return _file(files[name])
+        return FileResponse(_PAGE / "index.html", headers=HEADERS)
 
     @routes.get("/v1/memstore")
     def about(access: Reads) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from starlette.concurrency import run_in_threadpool
 from memstore import __version__
 from memstore.errors import MemstoreError
 from memstore.model.source_text import Text
+from memstore.serve.access import Access
 from memstore.serve.answers import Question
 from memstore.serve.api_errors import ApiError, as_api_error, of_validation
-from memstore.serve.api_keys import Access
 from memstore.serve.service import Service
 from memstore.store.write.admission import Mode
 

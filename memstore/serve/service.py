@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 from memstore.freed_memory import return_freed_memory
 from memstore.model.model_api import Chat, ModelAPI
+from memstore.serve.access import Keys
 from memstore.serve.answers import Outcome, Question, QueuedAnswer, decode_batch
-from memstore.serve.api_keys import Keys
 from memstore.serve.documents import Documents
 from memstore.serve.metrics import ServerMetrics
 from memstore.serve.settings import ServeSettings

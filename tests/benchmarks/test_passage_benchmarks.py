@@ -1,22 +1,29 @@
 """Benchmarks of passage models: choosers find words, a memory's passages are answered as text that
-is the same, interrupted runs continue, and what is timed is what is answered.
+is the same, interrupted runs continue, and what is timed is what is answered; and the planted
+questions of the results tables do not change, and hold their answers in other books.
 """
 
 import argparse
+import hashlib
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
 from benchmarks import first_token
+from benchmarks.real import planted
 from benchmarks.real.baselines import Words
 from benchmarks.real.plan import Blocks, Plan, Question, Stated
+from benchmarks.real.planted import CORPORA, load
 from benchmarks.real.recall import Asking, ask_all, opened
 from benchmarks.real.recall_tables import (
     Row,
@@ -181,3 +188,47 @@ def test_one_passage_gives_the_first_token_that_it_gives_as_text(
     assert found["seconds"].keys() == {f"{w}, {n}" for w in ("text", *tiers) for n in (1, 3)}
     assert 0 < found["tokens"]["1"] < found["tokens"]["3"]
     assert all(f"{tier}, ms" in first_token.report(found) for tier in tiers)
+
+
+# Planted questions
+
+CONTENT = {
+    "books-test": "48af9a55e986d3348744194814b9727e",
+    "books-val": "a2f91c1727d4a2b9ffaef395f71a958f",
+}
+WORDS = re.findall(
+    r"\w+", "the of and a to in he was it that on his with as had not at by from ship rain"
+)
+
+
+@pytest.fixture(scope="module")
+def books() -> list[str]:
+    rng = Random(0)
+
+    def sentence() -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(4, 12))).capitalize() + "."
+
+    return [" ".join(sentence() for _ in range(3000)) for _ in range(2)]
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_stored_questions_are_those_of_the_published_tables(corpus: str) -> None:
+    stored = (Path(planted.__file__).parent / f"{corpus}.jsonl.zst").read_bytes()
+    content = zstandard.decompress(stored)
+    assert hashlib.blake2b(content, digest_size=16).hexdigest() == CONTENT[corpus]
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_planted_sentences_hold_the_answers_in_other_books(corpus: str, books: list[str]) -> None:
+    plan = load(corpus, books, [8192])
+    asked = {question.task for question in plan.questions}
+    assert len(asked) == 15 and len(plan.questions) % 15 == 0
+    for question in plan.questions:
+        assert set(question.documents) <= plan.documents.keys()
+        assert bool(question.stated) == bool(question.answers)
+        sentences = []
+        for stated in question.stated:
+            sentences.append(plan.documents[stated.document][stated.start : stated.stop])
+            assert stated.document in question.documents
+            assert sentences[-1].strip() == sentences[-1]
+        assert all(part in " ".join(sentences) for part in question.answers), question

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from memstore.cli import console
 from memstore.model.passages.selector import Gate
 from memstore.store.memory_store import MemoryStore
-from support.commands import OTHER, STORY, refused, run, run_apart, start
+from support.commands import OTHER, STORY, refused, run, start
 from support.tiny_decoder import word_reader
 
 pytestmark = pytest.mark.usefixtures("the_model")
@@ -20,9 +21,11 @@ pytestmark = pytest.mark.usefixtures("the_model")
 
 def test_a_new_process_answers_with_sources_and_cost(store: Path) -> None:
     question = "What is the code of the red fox? The code of the red fox is"
-    result = run_apart("ask", question, "--store", store, "--json")
-    answer = result.json
-    assert result.status == 0 and result.err == ""
+    words = ("ask", question, "--store", store, "--json")
+    process = start(*words, fresh=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate()
+    answer = json.loads(out)
+    assert process.returncode == 0 and err == ""
     assert {"text", "sources", "lookups", "tiers", "seconds"} <= answer.keys()
     assert set(answer["lookups"]) == {"done", "skipped"}
     assert all({"hits", "misses", "bytes"} <= counts.keys() for counts in answer["tiers"].values())
@@ -216,3 +219,27 @@ def test_a_terminal_shows_progress_and_streams_the_answer(tmp_path: Path, story:
         "reading the memory" in ask and "\r\n\r\n1. story\r\n" in ask
     )  # below the streamed answer
     assert "searching" in shown("search", "the old mill", *store)
+
+
+def test_control_characters_are_escaped_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "a\x1b[2J\x07\x9b1m\u202eb\udc80\r\x7f"
+    console.say(hostile)
+    console.note(hostile)
+    console.emit({"name": hostile})
+    source = {"weight": 1.0, "document": hostile, "span": (0, 1), "tiers": {}}
+    console.print_answer(
+        {
+            "text": hostile,
+            "sources": [{**source, "sentence": hostile, "place": hostile}],
+            "lookups": {"done": 1, "skipped": 0},
+            "tiers": {},
+            "seconds": 0.0,
+        },
+        streamed=False,
+    )
+    print(console.columns([("name",), (hostile + "\n",)]))
+    shown = "".join(capsys.readouterr())
+    assert all(letter.isprintable() or letter == "\n" for letter in shown), ascii(shown)
+    assert r"\u001b[2J" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("{")]
+    assert json.loads(line) == {"name": hostile}

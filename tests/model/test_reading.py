@@ -8,7 +8,7 @@ import pytest
 import memstore
 from memstore.model.answer import BLOCKS, OF_TOKEN, Trace
 from memstore.model.session import ReadUnit, StepReads
-from memstore.serve.trace_report import pieces, report
+from memstore.serve.answers import pieces, report_trace
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import word_reader
 
@@ -53,9 +53,9 @@ class Asked:
             self.tokens = list(self.trace.tokens_of(session.generate(state, tokens)))
             after = session.lookups.done, session.lookups.skipped
             self.done, self.skipped = (b - a for a, b in zip(self.before, after))
-            self.told = report(self.trace, session, most=100)
-            self.short = report(self.trace, session, most=1, text="4467")
-            self.hidden = report(self.trace, session, may_read=lambda name: name == "goats")
+            self.told = report_trace(self.trace, session, None, 100, bool)
+            self.short = report_trace(self.trace, session, "4467", 1, bool)
+            self.hidden = report_trace(self.trace, session, None, 12, "goats".__eq__)
         self.text = reader.tokenizer.decode(self.tokens)
         self.sources = self.trace.sources(store, 100)
 
@@ -138,7 +138,7 @@ def test_a_trace_begins_anew_with_every_question(reader, store):
                 state = session.ask(question, trace.start)
             tokens = list(trace.tokens_of(session.generate(state, 4)))
             session.feed(reader.tokenizer.encode(" and then"))  # told to nobody
-            said.append(report(trace, session))
+            said.append(report_trace(trace, session, None, 12, bool))
             assert "".join(pieces(reader, tokens)) == reader.tokenizer.decode(tokens)
         assert len(said[1]["tokens"]) == 4
 

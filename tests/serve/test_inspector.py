@@ -13,7 +13,7 @@ from support.tiny_decoder import word_reader
 
 pytest.importorskip("fastapi")
 from memstore.model.passages.selector import Gate
-from memstore.serve.api_keys import Access
+from memstore.serve.access import Access
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, QUESTION
 from support.serving import serving
@@ -49,7 +49,6 @@ def page(open_page, served):
 def _shown(open_page, server, *, expected=()):
     page = open_page()
     page.window(1280, 900)
-    page.prefers("light")
     page.open(f"{server.url}/")
     if not expected:
         page.until(TEXT.format("model"))

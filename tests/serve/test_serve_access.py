@@ -18,8 +18,8 @@ from memstore.errors import (
     StorageFull,
     StoreUnavailable,
 )
+from memstore.serve.access import read_keys
 from memstore.serve.api_errors import as_api_error
-from memstore.serve.api_keys import read_keys
 from memstore.serve.app import check_exposed
 from memstore.serve.settings import ServeSettings
 from support.diary import QUESTION

@@ -232,7 +232,6 @@ def test_a_document_whose_server_was_killed_is_resumed_by_uploading_it_again(
     tmp_path: Path, children: ForkServer
 ) -> None:
     memory, output = tmp_path / "mem", tmp_path / "said"
-    children.imports("support.serving")
     pid = children.start("python_job", output, SERVE, memory)
     while not (output.exists() and output.read_text().endswith("\n")):
         time.sleep(0.05)

@@ -20,7 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.serve import mcp_server as tools
-from memstore.serve.api_keys import Access
+from memstore.serve.access import Access
 from support.diary import ANSWER, DIARY, QUESTION, write_diary
 from support.paths import ROOT
 from support.serving import Served, serving

@@ -111,11 +111,8 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
-        """Press a key by its name (Tab, Enter, ArrowRight, Escape, ..)."""
-        codes = {
-            "Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36,
-            "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40,
-        }  # fmt: skip
+        """Press Tab, Enter or Escape."""
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27}
         told = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
         text = {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **told, **text)
@@ -136,11 +133,6 @@ class Page:
             deviceScaleFactor=1,
             mobile=phone,
         )
-
-    def prefers(self, colours: str) -> None:
-        """The system's colours: "light" or "dark"."""
-        features = [{"name": "prefers-color-scheme", "value": colours}]
-        self.call("Emulation.setEmulatedMedia", features=features)
 
     def close(self) -> None:
         """Close the page."""

@@ -82,13 +82,6 @@ def start(
     )
 
 
-def run_apart(*arguments: object) -> Result:
-    """The command in a Python of its own, to its end."""
-    process = start(*arguments, fresh=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = process.communicate()
-    return Result(process.returncode, out, err)
-
-
 def run_forked(prepare: Callable[[], object], *arguments: object) -> Result:
     """The command in a forked child, after `prepare` has taken something from the child alone."""
 

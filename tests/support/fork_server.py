@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import lmdb._envid  # noqa: F401  (of what is imported when it is first needed, here and below)
@@ -43,7 +42,6 @@ TOKENS = 40 * CHUNK + 7
 PASSAGES = 40
 SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
 SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
-IMPORT = "import"  # no job, but what the server does itself
 PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
 RIGHT, NAMED_ERROR, WRONG, CRASHED, KILLED = 0, 10, 20, 30, 40
 
@@ -252,11 +250,6 @@ def serve() -> None:
     gc.freeze()  # a child's collector would touch, and so copy, all that was imported
     for line in sys.stdin:
         name, *arguments = json.loads(line)
-        if name == IMPORT:
-            import_module(*arguments)
-            gc.freeze()
-            print("imported", flush=True)
-            continue
         pid = os.fork()
         if not pid:
             signal.alarm(300)  # a child that hangs ends by SIGALRM
@@ -293,10 +286,6 @@ class ForkServer:
     def start(self, name: str, *arguments: object) -> int:
         """Begin a job; its pid, which stays its own until `end`."""
         return int(self._ask(json.dumps([name, *map(str, arguments)])))
-
-    def imports(self, module: str) -> None:
-        """Have jobs begin with this module, too: it is imported once, before they are forked."""
-        self._ask(json.dumps([IMPORT, module]))
 
     def end(self) -> int:
         """Wait for the job that was begun, and all that it began; its exit code."""

@@ -86,20 +86,14 @@ def epub(sections: Sequence[Section], **members: str | bytes) -> bytes:
 
 
 def epub_of(
-    chapters: Sequence[str | bytes],
-    titles: Sequence[str] = (),
-    order: Sequence[int] | None = None,
-    **members: str | bytes,
+    chapters: Sequence[str | bytes], titles: Sequence[str] = (), **members: str | bytes
 ) -> bytes:
-    """A book of these files; titles: of its table of contents; order: the numbers of those that are
-    read, one after the other.
-    """
+    """A book of these files; titles: of its table of contents."""
     items = "".join(
         f'<item id="c{n}" href="text/c%20{n}.xhtml" media-type="application/xhtml+xml"/>'
         for n in range(len(chapters))
     )
-    numbers = range(len(chapters)) if order is None else order
-    spine = "".join(f'<itemref idref="c{n}"/>' for n in numbers)
+    spine = "".join(f'<itemref idref="c{n}"/>' for n in range(len(chapters)))
     links = "".join(
         f'<li><a href="text/c%20{n}.xhtml">{escape(title)}</a></li>'
         for n, title in enumerate(titles)
@@ -155,13 +149,8 @@ def pdf(pages: Sequence[Sequence[str]], streams: Sequence[bytes] | None = None) 
     return pdf_of(objects)
 
 
-def pdf_of_one_page(
-    times: int, drawing: bytes, forms: Sequence[bytes] = (), fonts: int = 1
-) -> bytes:
-    """A PDF whose only page is listed so many times; forms: what is drawn by /X0 Do, /X1 Do, ..."""
-    names = b" ".join(b"/F%d 3 0 R" % (n + 1) for n in range(fonts))
-    others = b" ".join(b"/X%d %d 0 R" % (n, 7 + n) for n in range(len(forms)))
-    form = b"<< /Type /XObject /Subtype /Form /Resources 6 0 R /Length %d >>\nstream\n%s\nendstream"
+def pdf_of_one_page(times: int, drawing: bytes) -> bytes:
+    """A PDF whose only page is listed so many times."""
     return pdf_of(
         [
             b"<< /Type /Catalog /Pages 2 0 R >>",
@@ -169,8 +158,7 @@ def pdf_of_one_page(
             b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 5 0 R /Resources 6 0 R >>",
             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(drawing), drawing),
-            b"<< /Font << %s >> /XObject << %s >> >>" % (names, others),
-            *(form % (len(drawn), drawn) for drawn in forms),
+            b"<< /Font << /F1 3 0 R >> >>",
         ]
     )
 

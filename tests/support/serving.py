@@ -17,21 +17,13 @@ import uvicorn
 
 from memstore import MemoryStore, load_model
 from memstore.model.model_api import ModelAPI
-from memstore.serve.api_keys import Keys
+from memstore.serve.access import Keys
 from memstore.serve.app import configured
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Worker
 from support.commands import start
 from support.diary import DIARY
-
-
-def official(url: str, key: str = "none", **options: Any) -> Any:
-    """OpenAI's client of a server; it reads no certificates, which takes longer than an answer."""
-    import openai
-
-    options = {"max_retries": 0, "http_client": openai.DefaultHttpxClient(verify=False), **options}
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, **options)
 
 
 @contextmanager
@@ -60,8 +52,14 @@ class Served:
         return httpx2.Client(base_url=self.url, timeout=300, verify=False, **options)
 
     def openai(self, key: str = "none") -> Any:
-        """The official client of it."""
-        return official(self.url, key, timeout=300)
+        """OpenAI's client of it; it reads no certificates, which takes longer than an answer."""
+        import openai
+
+        plain = openai.DefaultHttpxClient(verify=False)
+        address = f"{self.url}/v1"
+        return openai.OpenAI(
+            base_url=address, api_key=key, timeout=300, max_retries=0, http_client=plain
+        )
 
     def chat(self, *texts: str, key: str = "none", **more: Any) -> Any:
         """The answer to the last of these texts, which user and assistant say in turn."""
