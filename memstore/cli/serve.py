@@ -83,10 +83,9 @@ def serve(
         service = Service(model, memory, settings, keys=keys, name=name)
 
         def ready(url: str) -> None:
-            if as_json:
-                console.emit({"url": url, "store": str(store), "model": name})
-            else:
-                console.say(f"serving {store} at {url} (model {name}); Ctrl-C stops it")
+            told = {"url": url, "store": str(store), "model": name}
+            text = f"serving {store} at {url} (model {name}); Ctrl-C stops it"
+            console.result(told, text, as_json)
 
         try:
             run_server(service, ready)

@@ -4,8 +4,7 @@ transport, and the one over stdin and stdout.
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
-from functools import wraps
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import anyio
@@ -30,7 +29,6 @@ _ABOUT = (
 )
 _SECONDS_BETWEEN = 0.5  # progress reports of an ingest, at most
 
-Run = Callable[..., Awaitable[dict[str, Any]]]
 # all of it is read at once
 Phrase = Annotated[str, Field(max_length=8192, pattern=r"\S")]
 Names = Annotated[list[str] | None, Field(description="Look in these documents only.")]
@@ -39,7 +37,7 @@ Name = Annotated[str, Field(description="The document's name.")]
 
 
 class _Server(MCPServer[Any]):
-    """Says in one line what is wrong with the arguments of a call."""
+    """Says in one line what is wrong with a call."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context | None = None
@@ -47,8 +45,11 @@ class _Server(MCPServer[Any]):
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
-            if isinstance(error.__cause__, ValidationError):
-                raise ToolError(of_validation(error.__cause__.errors()[0]).message) from None
+            cause = error.__cause__
+            if isinstance(cause, ValidationError):
+                raise ToolError(of_validation(cause.errors()[0]).message) from None
+            if isinstance(cause, MemstoreError | ApiError | OSError):
+                raise ToolError(as_api_error(cause).message) from cause
             raise
 
 
@@ -61,31 +62,9 @@ def mcp_server(
     server = _Server("memstore", version=__version__, instructions=_ABOUT, log_level="WARNING")
     held = service.documents
 
-    def tool(*, writes: bool = False, destroys: bool = False) -> Callable[[Run], None]:
-        hints = ToolAnnotations(
-            read_only_hint=not writes,
-            destructive_hint=destroys,
-            idempotent_hint=True,
-            open_world_hint=False,
-        )
-
-        def add(run: Run) -> None:
-            @wraps(run)
-            async def answered(*given: Any, **named: Any) -> dict[str, Any]:
-                try:
-                    return await run(*given, **named)
-                except (MemstoreError, ApiError, OSError) as error:
-                    raise ToolError(as_api_error(error).message) from error
-
-            if write or not writes:
-                server.add_tool(answered, annotations=hints)
-
-        return add
-
     def access(ctx: Context) -> Access:
         return access_of(ctx.request_context.request)
 
-    @tool()
     async def ask(
         question: Phrase,
         ctx: Context,
@@ -112,7 +91,6 @@ def mcp_server(
         sources = outcome.memstore["sources"]
         return {"answer": outcome.text, "answered": outcome.answered, "sources": sources}
 
-    @tool()
     async def search(
         phrase: Phrase,
         ctx: Context,
@@ -127,12 +105,10 @@ def mcp_server(
         passages = [source.citation for source in found]
         return {"answered": found.answered, "passages": passages}
 
-    @tool()
     async def documents(ctx: Context) -> dict[str, Any]:
         """List the documents of the memory, and those that are being ingested."""
         return {"documents": await run_in_threadpool(held.listed, access(ctx))}
 
-    @tool(writes=True)
     async def ingest(name: Name, text: Content, ctx: Context, mode: Mode = "new") -> dict[str, Any]:
         """Read a text into the memory, once; it can be asked and searched from then on. mode: what
         to do where the memory has a document of that name with other text.
@@ -154,12 +130,20 @@ def mcp_server(
             raise ApiError(503, "the ingest was stopped; ingest again to go on from there")
         return await run_in_threadpool(held.row, caller, name)
 
-    @tool(writes=True, destroys=True)
     async def forget(name: Name, ctx: Context) -> dict[str, Any]:
         """Delete a document from the memory; no later answer reads it."""
         await run_in_threadpool(held.delete, access(ctx), name)
         return {"forgotten": name}
 
+    tools: list[Callable[..., Any]] = [ask, search, documents]
+    for run in [*tools, ingest, forget] if write else tools:
+        hints = ToolAnnotations(
+            read_only_hint=run not in (ingest, forget),
+            destructive_hint=run is forget,
+            idempotent_hint=True,
+            open_world_hint=False,
+        )
+        server.add_tool(run, annotations=hints)
     return server
 
 

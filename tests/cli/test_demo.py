@@ -1,33 +1,13 @@
 """The demonstration with a real book, run with a tiny decoder."""
 
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from memstore.__main__ import main as command_line
 from memstore.cli import demo
 from memstore.cli.demo import book_questions, chapters, choose_questions, print_book
 from support.commands import run
-from support.forked import forked
-
-
-@pytest.fixture
-def forked_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that asks is a fork of this one, which has imported everything."""
-
-    def run(
-        command: Sequence[str], *, input: str, check: bool, **options: Any
-    ) -> "subprocess.CompletedProcess[str]":
-        words = command[command.index("memstore") :]
-        process = forked(command_line, words, stdin=subprocess.PIPE, **options)
-        out, _ = process.communicate(input)
-        return subprocess.CompletedProcess(command, process.returncode, out)
-
-    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": run}))
 
 
 def test_one_passage_of_the_book_answers_each_question() -> None:
@@ -48,7 +28,6 @@ def test_questions_are_spread_over_the_chapters() -> None:
     assert choose_questions(names, 30) == book_questions()
 
 
-@pytest.mark.usefixtures("forked_questions")
 def test_a_new_process_answers_about_the_chapters_and_so_does_their_text(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

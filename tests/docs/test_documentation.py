@@ -11,7 +11,7 @@ import typer
 
 import memstore
 from docs_build.__main__ import write_pages
-from docs_build.commands import commands, commands_page, option_names
+from docs_build.commands import commands, option_names
 from docs_build.environment import VARIABLES
 from docs_build.hooks import relinked
 from docs_build.settings import SETTINGS, settings
@@ -155,27 +155,6 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
         known = to.exists() and (not anchor or to.suffix != ".md" or anchor in slugs(to))
         dead += [] if known else [link]
     assert dead == []
-
-
-def test_a_page_that_names_what_does_not_exist_is_found_out() -> None:
-    assert wrong(["publish", "--to", "URL"]) == "memstore publish --to"
-    assert wrong(["share", "send"]) == "memstore share send"
-    assert wrong(["ask", "--output", "x"]) == "memstore ask --output"
-    assert wrong(["share", "push", "URL", "--keep=text"]) is None
-    assert wrong(["--version"]) is None
-    assert list(called("$ A=1 memstore ls | sort && memstore rm x")) == [["ls"], ["rm", "x"]]
-    assert not exists("Memori") and not exists("store.nothing") and not exists("Memory.publsh")
-    assert exists("Memory.ask") and exists("store.memory_store.MemoryStore")
-
-
-def test_the_reference_names_every_command_and_option() -> None:
-    page = commands_page()
-    for path, options in COMMANDS.items():
-        section = page.partition(f"\n## {path}\n")[2].partition("\n## ")[0]
-        assert section, path
-        assert [
-            one for one in options - {"--help"} if f"{one}`" not in section.replace(",", "`,")
-        ] == []
 
 
 def test_the_reference_names_every_setting_with_what_it_means() -> None:
