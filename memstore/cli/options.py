@@ -172,7 +172,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Tiers:
-    """The tiers and the index of a memory."""
+    """The tiers of a memory."""
 
     host_budget: Annotated[
         int | None,
@@ -185,10 +185,6 @@ class Tiers:
     ] = None
     prefetch: Annotated[
         str | None, option("--prefetch", "P", "Prefetching of blocks: off or speculative.")
-    ] = None
-    index: Annotated[
-        str | None,
-        option("--index", "KIND", "Search over landmarks: auto (default) or packed (exact)."),
     ] = None
 
     def options(self, host_budget: int) -> "OpenOptions":
@@ -218,14 +214,6 @@ class Published:
             "Published memory: a Valkey or Redis server as a shared cache.",
             envvar="MEMSTORE_VALKEY",
         ),
-    ] = None
-    deadline: Annotated[
-        float | None,
-        option("--deadline", "S", "Published memory: longest read, in seconds; default: 20."),
-    ] = None
-    refresh: Annotated[
-        float | None,
-        option("--refresh", "S", "Published memory: seconds between updates; default: 5."),
     ] = None
 
 
