@@ -157,6 +157,13 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert dead == []
 
 
+@pytest.mark.parametrize("page", LINKED, ids=named)
+def test_a_list_after_a_paragraph_follows_an_empty_line(page: Path) -> None:
+    """Else the site shows it as a part of the paragraph."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert re.findall(r"\n(?!- |\d+\. |#|  )[^\n]+\n(?:- |\d+\. )", text) == []
+
+
 def test_the_reference_names_every_setting_with_what_it_means() -> None:
     for kind, *_ in SETTINGS:
         found = list(settings(kind))
