@@ -136,7 +136,9 @@ def mcp_server(
         return {"forgotten": name}
 
     tools: list[Callable[..., Any]] = [ask, search, documents]
-    for run in [*tools, ingest, forget] if write else tools:
+    if write:
+        tools += [ingest, forget]
+    for run in tools:
         hints = ToolAnnotations(
             read_only_hint=run not in (ingest, forget),
             destructive_hint=run is forget,
