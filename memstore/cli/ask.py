@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -110,6 +110,10 @@ def search(
     phrase: Annotated[str, typer.Argument(metavar="PHRASE", help="The words to look for.")],
     store: ReadStore,
     document: Documents = None,
+    by: Annotated[
+        Literal["passage", "document"],
+        typer.Option("--by", help="Show passages, or only the best passage of each document."),
+    ] = "passage",
     top_k: Annotated[int, option("--top-k", "N", "Most results to show.", min=1)] = 5,
     stats: Annotated[bool, flag("--stats", "Also show characters and tiers.")] = False,
     *,
@@ -126,7 +130,7 @@ def search(
         opened(store, opening, documents=document) as (model, memory),
         console.waiting("searching"),
     ):
-        matches = model.search(phrase, memory, documents=document, top_k=top_k)
+        matches = model.search(phrase, memory, documents=document, top_k=top_k, by=by)
     found = _with_sentences([asdict(match) for match in matches], phrase)
     if as_json:
         console.emit({"answered": matches.answered, "sources": found})

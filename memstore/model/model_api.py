@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from memstore.closing import finish
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Matches, Ranking, Source, Trace, closest_sources
+from memstore.model.answer import Answer, Found, Matches, Ranking, Source, Trace, closest_sources
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.session import (
     AskSession,
@@ -169,12 +169,13 @@ class ModelAPI(ModelAdapter):
         *,
         documents: Sequence[str] | None = None,
         top_k: int = 5,
+        by: Literal["passage", "document"] = "passage",
     ) -> Matches:
         """The blocks where most of the phrase is found, best first: docs/appendix/method.md section
         9.
 
-        Raises InvalidInput for an empty phrase, a number below 1 or no ready document,
-        DocumentNotFound.
+        by: "document" returns only the best block of each document. Raises InvalidInput for an
+        empty phrase, a number below 1 or no ready document, DocumentNotFound.
         """
         _check_phrase("phrase", phrase)
         if not isinstance(top_k, Integral) or top_k < 1:
@@ -183,9 +184,10 @@ class ModelAPI(ModelAdapter):
         store.retrieval.hold_documents(searched.values())
         scope = [(document.id, document.blocks) for document in searched.values()]
         ranking = self.ranked(phrase, store, scope)
+        most = top_k if by == "passage" else min(top_k, sum(blocks > 0 for _, blocks in scope))
         sources = [
             Source.of(self, store, searched[one.document], one.block, one.weight)
-            for one in islice(ranking.found, top_k)
+            for one in islice(_best_of_each(ranking.found, by), most)
         ]
         return Matches(sources, ranking.answered)
 
@@ -374,6 +376,15 @@ class Detokenizer:
                     held = size
                     break
         return held
+
+
+def _best_of_each(found: Iterable[Found], by: str) -> Iterator[Found]:
+    """The best block of each document, or all blocks."""
+    documents: set[int] = set()
+    for one in found:
+        if by == "passage" or one.document not in documents:
+            documents.add(one.document)
+            yield one
 
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -167,13 +167,21 @@ def test_search_shows_passages(store: Path, monkeypatch: pytest.MonkeyPatch) -> 
             ] * stats
 
 
+def test_search_by_document_ends_after_the_last_document(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "boats").write_text(OTHER)
+    assert run("ingest", tmp_path / "boats", "--store", store).status == 0
+    search = ("search", "zyx", "--store", store, "--by", "document", "--top-k", "50")
+    assert len(run(*search).out.splitlines()) == 4
+    assert {one["document"] for one in run(*search, "--json").json["sources"]} == {"story", "boats"}
+
+
 def test_search_says_that_nothing_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     reader, store = word_reader(gate=Gate((1.0,) * 5)), tmp_path / "mem"
     with MemoryStore.create(store, reader.signature, selector=reader.keeps) as memory:
         reader.ingest(OTHER, memory, name="boats")
     monkeypatch.setattr("memstore.hf.models_by_name.reader_of", lambda *_, **__: reader)
-    search = ("search", "Who was the first president?", "--store", store)
-    first, empty, head, *_ = run(*search).out.splitlines()
+    search = ("search", "Who was the first president?", "--store", store, "--by", "document")
+    first, empty, head, _ = run(*search).out.splitlines()
     assert first == "Not sure: the memory does not seem to hold an answer. Closest passages:"
     assert empty == "" and head.endswith("  boats")
     assert run(*search, "--json").json["answered"] is False
