@@ -12,7 +12,6 @@ from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Version
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog, Changes
-from memstore.paused_collection import paused_collection
 
 if TYPE_CHECKING:
     from memstore.store.retrieve.retrieval import Retrieval
@@ -111,7 +110,7 @@ class Committed:
         """Look at what is committed, whether or not something was; `new` has followed nothing yet.
         Raises CorruptMemory.
         """
-        with self._following, paused_collection():
+        with self._following:
             # before reading: too old a version only costs another look
             version = self.catalog.database.version
             if version.file != self._version.file and self._retrieval is not None:

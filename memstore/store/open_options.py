@@ -7,7 +7,6 @@ from pathlib import Path
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import BudgetExceeded, InvalidConfig
-from memstore.paused_collection import paused_collection
 from memstore.share.publication_options import ShareOptions, is_url, take_share_options
 from memstore.tiers.tier_options import HOST_BUDGET, TierOptions, check_options
 
@@ -26,8 +25,7 @@ def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> 
     if is_url(path):
         from memstore.share.published_catalog import open_published
 
-        with paused_collection():
-            published: Catalog = open_published(str(path), share)
+        published: Catalog = open_published(str(path), share)
         return published
     if share:
         raise InvalidConfig(f"{min(share)} is of published memories; {path} is a directory")

@@ -22,7 +22,6 @@ from memstore.index import FaissIndex, Hits, PackedIndex, make_index
 from memstore.index.block_rows import Scope
 from memstore.index.passage_files import PassageDirectory
 from memstore.index.word_index import WordsBeside
-from memstore.paused_collection import paused_collection
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
 from memstore.store.retrieve.first_stage import FirstStage
@@ -220,7 +219,7 @@ class Retrieval:
         """
         if not self._waiting or self._waiting.keys().isdisjoint({run[0] for run in scope}):
             return
-        with self._holding, paused_collection():
+        with self._holding:
             rows = [self._waiting[n] for n in sorted({run[0] for run in scope} & {*self._waiting})]
             with self._catalog.database.read() as txn:
                 self._catalog.bring(txn, [row.id for row in rows], "landmarks")

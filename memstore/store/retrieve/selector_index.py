@@ -21,7 +21,6 @@ from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import HeldPostings, RareBlocks, WordIndex
-from memstore.paused_collection import paused_collection
 from memstore.store.retrieve.loading import by_tokens
 
 
@@ -169,7 +168,7 @@ class SelectorIndex:
             if len(tokens) > 1:
                 self._tokens.reserve(sum(tokens))
             for some in by_tokens(rows, _AT_ONCE):
-                with catalog.database.read() as txn, paused_collection():
+                with catalog.database.read() as txn:
                     catalog.bring(txn, [row.id for row in some], "landmarks")
                     for each, row in product(kinds, some):
                         if row.id in missing[each]:
