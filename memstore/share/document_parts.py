@@ -3,7 +3,7 @@ landmarks and records, in this order; how a memory's directory gives them, and t
 are those of a complete document.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.keys import read_run_key, run_key, run_range
+from memstore.disk.format.keys import document_range, read_run_key, run_key
 from memstore.disk.format.record import WriteId
 from memstore.disk.format.runs import Coverage
 from memstore.disk.format.signature import Signature
@@ -91,16 +91,13 @@ class PartOrder:
     raise ValueError where they are not.
     """
 
-    def __init__(self, head: Head, *, unfinished: bool = False) -> None:
-        """unfinished: a document that is still being read in may be whole as far as it goes."""
+    def __init__(self, head: Head) -> None:
         signature, document, spec = head
         self._signature, self._runs = signature, RunTable(signature.geometry, spec)
         self._document, self._size = document, signature.block_size
         vocabulary = signature.architecture.get("vocab_size")
         self._vocabulary = vocabulary if isinstance(vocabulary, int) else 1 << 32
         self.blocks = BlockTable(signature, "raw")  # reads records of every codec
-        ready = document.state == "ready" or unfinished
-        _expect(ready and document.id > 0, "it is not ready")
         self._lengths: np.ndarray | None = None  # of its blocks, once all of its tokens are there
         self._passages: PassageOrder | None = None
         self.digests: list[Digest] = []  # of its passages, by block
@@ -219,16 +216,16 @@ def _expect(right: object, otherwise: str) -> None:
 def stored_parts(
     catalog: Catalog,
     document: Document,
-    wants: Callable[[StoredPassage], bool] = lambda passage: True,
+    wants: Callable[[StoredPassage], bool] | None = lambda passage: True,
 ) -> Iterator[Part]:
-    """The parts of a ready document in order: tokens, landmarks, records; copies.
+    """The parts of a document in order: tokens, landmarks, records; copies.
 
     wants: called with each passage that has records; records of unwanted passages are left out.
-    Each batch of parts is read in a transaction of its own, which does not stay open
-    while the caller uploads. Raises InvalidInput (the document changed in between), CorruptMemory.
+    None: of all passages. Each batch of parts is read in a transaction of its own, which does not
+    stay open while the caller uploads. Raises InvalidInput (the document changed in between),
+    CorruptMemory.
     """
-    tables = [*catalog.runs.parts(document.memory_layers(catalog.signature))]
-    at: tuple[int, int] | None = (0, 0)  # of tables; of the token or block that is next there
+    at: _At | None = _At(0, 0, 0)
     while at is not None:
         batch, size, last = list[Part](), 0, at
         with catalog.database.read() as txn:
@@ -236,7 +233,7 @@ def stored_parts(
                 raise InvalidInput(
                     f"document {document.name!r} changed while it was read; try again"
                 )
-            for now, part in _parts_from(txn, catalog, document, tables, at, wants):
+            for now, part in _parts_from(txn, catalog, document, at, wants):
                 if size >= _BATCH_BYTES and now != last:  # records of a block stay together
                     at = now
                     break
@@ -247,31 +244,37 @@ def stored_parts(
         yield from batch
 
 
+class _At(NamedTuple):
+    """The place of a part in a document."""
+
+    table: int  # 0: tokens, 1: landmarks, 2: records
+    part: int  # of landmarks
+    first: int  # token, passage or block
+
+
 def _parts_from(
     txn: Transaction,
     catalog: Catalog,
     document: Document,
-    tables: Sequence[int],
-    at: tuple[int, int],
-    wants: Callable[[StoredPassage], bool],
-) -> Iterator[tuple[tuple[int, int], Part]]:
-    """Parts from a place on, each with its own place. tables: parts of landmarks."""
-    table, start = at
-    if table == 0:
-        for first, value in catalog.texts.parts(txn, document.id, start):
-            yield (0, first), Tokens(first, bytes(value))
-    for number, part in enumerate(tables, 1):
-        if number >= table:
-            low = run_key(document.id, part, start if number == table else 0)
-            for key, value in txn.scan_checked("landmarks", low, run_range(document.id, part)[1]):
-                first = read_run_key(key)[2]
-                yield (number, first), IndexRun(part, first, bytes(value))
-    number, start = len(tables) + 1, start if table > len(tables) else 0
-    if document.of_passages:
-        for block, passage in catalog.passages_of(txn, document, start):
+    at: _At,
+    wants: Callable[[StoredPassage], bool] | None,
+) -> Iterator[tuple[_At, Part]]:
+    """Parts from a place on, each with its own place."""
+    if at.table == 0:
+        for first, value in catalog.texts.parts(txn, document.id, at.first):
+            yield _At(0, 0, first), Tokens(first, value)
+        at = _At(1, 0, 0)
+    if at.table == 1:
+        low, high = run_key(document.id, at.part, at.first), document_range(document.id)[1]
+        for key, value in txn.scan_checked("landmarks", low, high):
+            _, part, first = read_run_key(key)
+            yield _At(1, part, first), IndexRun(part, first, value)
+        at = _At(2, 0, 0)
+    if not document.of_passages:
+        for record, data in catalog.blocks.walk(txn, document.id, at.first):
+            yield _At(2, 0, record.block), Record(record.block, record.layer, bytes(data))
+    elif wants is not None:
+        for block, passage in catalog.passages_of(txn, document, at.first):
             if passage.bytes and wants(passage):
                 for record, data in catalog.blocks.walk(txn, passage.number):
-                    yield (number, block), Record(block, record.layer, bytes(data))
-    else:
-        for record, data in catalog.blocks.walk(txn, document.id, start):
-            yield (number, record.block), Record(record.block, record.layer, bytes(data))
+                    yield _At(2, 0, block), Record(block, record.layer, bytes(data))

@@ -166,8 +166,7 @@ def upload(
     drafts: list[Draft] = []
     for done, document in enumerate(missing):
         progress(done, len(missing))
-        wants = writer.is_new if not text else lambda passage: False
-        parts = stored_parts(catalog, document, wants)
+        parts = stored_parts(catalog, document, None if text else writer.is_new)
         head = Head(first.signature, document, spec)
         drafts.append(writer.write(head, parts, records=not text))
     entries = {entry.row.name: entry for entry in segments.finish(drafts)}

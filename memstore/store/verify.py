@@ -11,18 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from memstore.block import RecordKey
 from memstore.disk.files import DATA, named_os_errors
-from memstore.disk.format.document import Document
-from memstore.disk.format.keys import (
-    document_range,
-    number_key,
-    read_number_key,
-    record_key,
-    tokens_key,
-)
+from memstore.disk.format.keys import number_key, read_number_key
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.lmdb.meta_pages import is_sound
 from memstore.disk.tables.catalog import Catalog
@@ -30,7 +21,6 @@ from memstore.disk.tables.passage_table import Digest, StoredPassage
 from memstore.errors import (
     RESTORE,
     CorruptMemory,
-    DocumentNotFound,
     InvalidInput,
     MemoryNotFound,
     MemstoreError,
@@ -39,14 +29,13 @@ from memstore.errors import (
 )
 from memstore.paths import expanded
 from memstore.share.contents import Entry
-from memstore.share.document_parts import Head, IndexRun, PartOrder, Record, Tokens
+from memstore.share.document_parts import Head, check_parts, stored_parts
 from memstore.share.manifest import read_newest
 from memstore.share.object_store import ObjectStore, without_credentials
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import is_url
 from memstore.store.transfer import PublishedDocument
 
-_DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
 _READ_BYTES = 1 << 24
 
 
@@ -128,7 +117,7 @@ def _check_pages(path: Path) -> None:
 
 
 class _Walk:
-    """What is found in a memory, of which every document is read.
+    """What is found in a memory, of which every document and every passage is read.
 
     documents: damaged ones by id; passages: those whose records are damaged, by number; counts: of
     wrong counts of references to passages.
@@ -139,8 +128,8 @@ class _Walk:
         self.documents: dict[int, Problem] = {}
         self.passages: dict[int, Problem] = {}
         self.counts: list[Problem] = []
+        self._names: dict[int, str] = {}  # of documents
         self._whole = self._records = self._bytes = 0
-        self._passage_bytes: dict[Digest, int] = {}  # of records that are whole
         _check_pages(path)
         with closing(Catalog.open(path, read_only=True)) as self._catalog:
             self._walk()
@@ -154,131 +143,73 @@ class _Walk:
         catalog = self._catalog
         with catalog.database.read() as txn:
             catalog.next_number(txn)
-            rows = {read_number_key(key) for key, _ in txn.scan("documents")}
-            documents = rows | _owners(txn, "tokens") | _owners(txn, "landmarks")
-            passages = {read_number_key(key) for key, _ in txn.scan("passages")}
-            unowned = _owners(txn, "blocks") - documents - passages
+            rows = _owners(txn, "documents")
+            lost = (_owners(txn, "tokens") | _owners(txn, "landmarks")) - rows
+            unowned = _owners(txn, "blocks") - rows - lost - _owners(txn, "passages")
+        for number in sorted(lost):
+            what = f"document {number}: landmark keys or tokens without a row"
+            self.documents[number] = Problem(number, f"document {number}", what)
         for number in sorted(unowned):
             what = f"records of number {number}, which is no document or passage"
             self.passages[number] = Problem(None, "", what)
-        for number in sorted(documents):
-            self._read_document(number, known=number in rows)
+        for number in sorted(rows):
+            self._read_document(number)
         with catalog.database.read() as txn:
+            self._read_passages(txn)
             try:
                 wrong = _count_references(txn, catalog)
             except CorruptMemory as error:
                 wrong = [str(error)]
         self.counts = [Problem(None, "", what) for what in wrong]
 
-    def _read_document(self, number: int, *, known: bool) -> None:
-        name, size = f"document {number}", (0, 0)
+    def _read_document(self, number: int) -> None:
+        """Read everything of a document but the records of its passages."""
+        catalog, name, records, size = self._catalog, f"document {number}", 0, 0
         try:
-            document = self._row(number, known=known)
-            if document is None:
-                return  # another process deleted or began it
-            name = document.name
-            if document.tokens or document.state == "ready":  # or an import has not ended
-                with self._catalog.database.read() as txn:
-                    size = self._read_all(txn, document)
-        except DocumentNotFound:
-            return
+            with catalog.database.read() as txn:
+                document = catalog.row(txn, number)
+                if document is None:
+                    return  # another process deleted it
+                self._names[number] = name = document.name
+                if document.tokens or document.state == "ready":  # or an import has not ended
+                    head = Head(catalog.signature, document, catalog.index_spec)
+                    records, size = check_parts(head, stored_parts(catalog, document, None))
+                if not document.of_passages and size != document.bytes:
+                    what = f"{size} bytes of records instead of {document.bytes}"
+                    raise CorruptMemory(f"document {name!r}: {what}")
         except CorruptMemory as error:
             self.documents[number] = Problem(number, name, str(error))
-        except ValueError as error:
-            self.documents[number] = Problem(number, name, f"document {name!r}: {error}")
         else:
             self._whole += 1
-            self._records, self._bytes = self._records + size[0], self._bytes + size[1]
+            self._records, self._bytes = self._records + records, self._bytes + size
 
-    def _row(self, number: int, *, known: bool) -> Document | None:
-        """The row of a document; None if nothing of the document is stored. Raises
-        CorruptMemory.
-        """
-        with self._catalog.database.read() as txn:
-            if txn.view("documents", number_key(number)) is not None:
-                return self._catalog.row(txn, number) if known else None
-            if all(
-                next(txn.scan(table, *document_range(number)), None) is None
-                for table in _DOCUMENT_TABLES
-            ):
-                return None
-        raise CorruptMemory(f"document {number}: landmark keys or tokens without a row")
-
-    def _read_all(self, txn: Transaction, document: Document) -> tuple[int, int]:
-        """Read everything of a document; return its records and their bytes. Raises CorruptMemory
-        or ValueError with the first thing that is wrong.
-
-        What a scan yields is also looked up by its key, as readers do: that takes another path
-        through the file's tree.
-        """
-        catalog, number = self._catalog, document.id
-        runs, blocks = catalog.runs, catalog.blocks
-        order = PartOrder(Head(catalog.signature, document, catalog.index_spec), unfinished=True)
-        for first, value in catalog.texts.parts(txn, number):
-            _expect(txn.view("tokens", tokens_key(number, first)), f"tokens from {first} on")
-            order.add(Tokens(first, bytes(value)))
-        for part, first, value in runs.values(txn, number):
-            _expect(runs.has(txn, number, part, first), f"landmarks from block {first} on")
-            order.add(IndexRun(part, first, value))
-        runs.check_parts(txn, number)
-        if document.of_passages:
-            order.end()
-            return self._read_passages(txn, document, order.lengths())
-        records = size = 0
-        for key, data in blocks.walk(txn, number):
-            found = txn.view("blocks", record_key(key))
-            _expect(found, f"block {key.block}, layer {key.layer}")
-            order.add(Record(key.block, key.layer, bytes(found or b"")))
-            records, size = records + 1, size + len(data)
-        order.end()
-        if size != document.bytes:
-            raise ValueError(f"{size} bytes of records instead of {document.bytes}")
-        return records, size
-
-    def _read_passages(
-        self, txn: Transaction, document: Document, lengths: np.ndarray
-    ) -> tuple[int, int]:
-        """Read the records of a document's passages that no document before has; return how many
-        it has, and their bytes.
-        """
-        records = size = 0
-        for block, digest in self._catalog.digests_of(txn, document):
-            if digest not in self._passage_bytes:
-                name = f"passage {block} of document {document.name!r}"
-                row = self._passage_row(txn, digest)
-                whole = row is not None and self._is_whole(txn, row, name, int(lengths[block]))
-                self._passage_bytes[digest] = row.bytes if row is not None and whole else 0
-            held = self._passage_bytes[digest]
-            records, size = records + (held > 0), size + held
-        return records, size
-
-    def _passage_row(self, txn: Transaction, digest: Digest) -> StoredPassage | None:
-        try:
-            return self._catalog.passages.find(txn, digest)
-        except CorruptMemory:  # counting references reports it
-            return None
-
-    def _is_whole(self, txn: Transaction, row: StoredPassage, name: str, length: int) -> bool:
-        """Is the record of a passage, of so many tokens, as it was written?"""
-        key, blocks = RecordKey(row.number, 0, 0), self._catalog.blocks
-        try:
-            keys = [key for key, _ in blocks.walk(txn, row.number)]
-            if keys != ([key] if row.bytes else []):
-                raise CorruptMemory(f"records {keys} instead of {int(row.bytes > 0)}")
-            if row.bytes:
-                found = txn.view("blocks", record_key(key)) or b""
-                tokens = blocks.check(found, key, row.digest)
-                if (tokens, len(found)) != (length, row.bytes):
-                    raise CorruptMemory(
-                        f"a record of {tokens} tokens, {len(found)} bytes instead of {length} "
-                        f"tokens, {row.bytes} bytes"
-                    )
-        except CorruptMemory as error:
-            what = str(error).partition(";")[0]
-            what = f"{name}: {what}; it is computed again when it is needed"
-            self.passages[row.number] = Problem(None, name, what)
-            return False
-        return True
+    def _read_passages(self, txn: Transaction) -> None:
+        """Read the records of all passages."""
+        table, blocks = self._catalog.passages, self._catalog.blocks
+        for number in sorted(_owners(txn, "passages")):
+            key, name = RecordKey(number, 0, 0), f"passage {number}"
+            try:
+                row = table.row(txn, number)
+            except CorruptMemory:
+                continue  # counting references reports it
+            if row is None:
+                continue
+            if row.home[0] in self._names:
+                name = f"passage {row.home[1]} of document {self._names[row.home[0]]!r}"
+            try:
+                found = dict(blocks.walk(txn, number))
+                if [*found] != ([key] if row.bytes else []):
+                    raise CorruptMemory(f"records {[*found]} instead of {int(row.bytes > 0)}")
+                for record in found.values():
+                    blocks.check(record, key, row.digest)
+                    if len(record) != row.bytes:
+                        raise CorruptMemory(f"{len(record)} bytes instead of {row.bytes}")
+            except CorruptMemory as error:
+                what = str(error).partition(";")[0]
+                what = f"{name}: {what}; it is computed again when it is needed"
+                self.passages[number] = Problem(None, name, what)
+            else:
+                self._records, self._bytes = self._records + len(found), self._bytes + row.bytes
 
 
 def _owners(txn: Transaction, table: str) -> set[int]:
@@ -292,11 +223,6 @@ def _owners(txn: Transaction, table: str) -> set[int]:
     return owners
 
 
-def _expect(found: object, what: str) -> None:
-    if not found:
-        raise ValueError(f"{what}: not found")
-
-
 def _drop(path: Path, numbers: Iterable[int]) -> None:
     """Delete documents, and the records of passages, and count the references to passages again.
     Raises CorruptMemory where pages of keys are damaged: LMDB may spoil what is whole.
@@ -304,16 +230,14 @@ def _drop(path: Path, numbers: Iterable[int]) -> None:
     with closing(Catalog.open(path)) as catalog, catalog.database.writer():
         if not is_sound(path):
             raise CorruptMemory("pages of keys are damaged")
+
+        def drop(txn: Transaction, number: int) -> None:
+            if not catalog.passages.drop_record(txn, number):
+                catalog.delete_document(txn, number)
+
         for number in sorted(numbers):
-            delete = partial(_drop_one, catalog=catalog, number=number)
-            catalog.database.write(delete)
-        correct = partial(_count_references, catalog=catalog, correct=True)
-        catalog.database.write(correct)
-
-
-def _drop_one(txn: Transaction, catalog: Catalog, number: int) -> None:
-    if not catalog.passages.drop_record(txn, number):
-        catalog.delete_document(txn, number)
+            catalog.database.write(partial(drop, number=number))
+        catalog.database.write(partial(_count_references, catalog=catalog, correct=True))
 
 
 def _count_references(txn: Transaction, catalog: Catalog, *, correct: bool = False) -> list[str]:
@@ -326,8 +250,7 @@ def _count_references(txn: Transaction, catalog: Catalog, *, correct: bool = Fal
             wanted.update(digest for _, digest in catalog.digests_of(txn, document))
     wrong: list[str] = []
     kept: set[Digest] = set()
-    for key, _ in list(txn.scan("passages")):
-        number = read_number_key(key)
+    for number in sorted(_owners(txn, "passages")):
         try:
             row = passages.row(txn, number)
         except CorruptMemory as error:

@@ -174,7 +174,7 @@ def test_a_repair_drops_what_is_damaged_of_a_passage_and_no_document(reader, sto
     expected = states(reader, store, "kept", [1])
     spoil(store, "kept", 1)
     report = verify_memory(store.path)
-    assert not report.clean and "passage 1 of document 'kept'" in report.problems[0].what
+    assert not report.clean and "passage 1 of document 'copy'" in report.problems[0].what
     report = store.verify(repair=True)
     assert not report.dropped and len(report.problems) == 1 and store.verify().clean
     with MemoryStore.open(store.path) as opened:

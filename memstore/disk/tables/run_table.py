@@ -61,27 +61,14 @@ class RunTable:
         value = txn.get_checked(_TABLE, run_key(document, part, first_block))
         return None if value is None else self._decode(document, part, first_block, value)
 
-    def values(self, txn: Transaction, document: int) -> Iterator[tuple[int, int, bytes]]:
-        """Part, first block and value of every run of a document, in this order; copies.
-
-        The iterator lives in the transaction. Raises CorruptMemory.
-        """
-        if self.spec is None:
-            ranges = [document_range(document)]
-        else:
-            ranges = [run_range(document, part) for part in self.parts(())]
-        for keys in ranges:
-            for key, value in txn.scan_checked(_TABLE, *keys):
-                _, part, first = read_run_key(key)
-                yield part, first, value
-
     def runs(self, txn: Transaction, document: int) -> Iterator[tuple[int, Run]]:
         """Every run of a document, and its part, in order of part and block; copies, safe to keep.
 
         The iterator lives in the transaction. Raises CorruptMemory, also for what is no run of this
         memory.
         """
-        for part, first, value in self.values(txn, document):
+        for key, value in txn.scan_checked(_TABLE, *document_range(document)):
+            _, part, first = read_run_key(key)
             yield part, self._decode(document, part, first, value)
 
     def tokens(self, txn: Transaction, document: int) -> Run:
@@ -119,19 +106,6 @@ class RunTable:
     def delete_run(self, txn: Transaction, document: int, part: int, first_block: int) -> None:
         """Delete the run of a part that begins with a block, if there is one."""
         txn.delete(_TABLE, run_key(document, part, first_block))
-
-    def has(self, txn: Transaction, document: int, part: int, first_block: int) -> bool:
-        """Is the run of a part that begins with a block found by its key?"""
-        return txn.view(_TABLE, run_key(document, part, first_block)) is not None
-
-    def check_parts(self, txn: Transaction, document: int) -> None:
-        """Raises CorruptMemory where a document has runs of a part that the selector lacks."""
-        parts = self.parts(())
-        for key, _ in txn.scan(_TABLE, *document_range(document)) if self.spec else ():
-            if read_run_key(key)[1] not in parts:
-                raise CorruptMemory(
-                    f"document {document}: landmarks that the selector did not write ({key.hex()})"
-                )
 
     def covered(self, first_blocks: Mapping[int, int]) -> dict[int, tuple[Kind, int]]:
         """What runs of a document have to cover: see Coverage. first_blocks: of its layers."""
