@@ -4,7 +4,7 @@ attended to, how strongly, and what the answer cost.
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from textwrap import shorten
 from typing import Any, Literal, NamedTuple
@@ -171,13 +171,12 @@ def closest_sources(reader: ModelAdapter, session: AskSession, most: int) -> lis
     """The closest passages of a question that a session's gate refused, best first, at most so
     many; their weights are their scores.
     """
-    store = session.store
-    known = store.readable()
-    return [
-        Source.of(reader, store, known[document], block, score)
-        for document, block, score in session.closest
-        if document in known
-    ][:most]
+    store, found = session.store, list[Source]()
+    for document, block, score in session.closest:
+        if len(found) < most:
+            with suppress(DocumentNotFound):  # deleted since
+                found.append(Source.of(reader, store, store.document(document), block, score))
+    return found
 
 
 # The trace of an answer
@@ -319,20 +318,16 @@ class Trace:
         """The document blocks most read, at most so many, best first. same: of blocks, others with
         the same text. Documents that were deleted since are left out.
         """
-        known, found = store.readable(), list[Source]()
+        found = list[Source]()
         for (document, block), mass in self.ranked(len(self.blocks)):
             if len(found) == most:
                 break
-            if document not in known:
-                continue
             tiers = self.blocks[document, block]
-            try:
-                source = Source.of(self.reader, store, known[document], block, mass, tiers)
+            with suppress(DocumentNotFound):
+                row = store.document(document)
+                found.append(Source.of(self.reader, store, row, block, mass, tiers))
                 for other, number in (same or {}).get((document, block), ()):
-                    if other in known:
-                        text = shown_text(self.reader.tokenizer, store, known[other], number)
-                        source.also.append((known[other].name, (text.start, text.end)))
-            except DocumentNotFound:
-                continue
-            found.append(source)
+                    row = store.document(other)
+                    text = shown_text(self.reader.tokenizer, store, row, number)
+                    found[-1].also.append((row.name, (text.start, text.end)))
         return found

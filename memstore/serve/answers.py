@@ -237,16 +237,16 @@ def _shown(
     reader: ModelAdapter, store: MemoryStore, may_read: MayRead
 ) -> Callable[[BlockId, float], Source | None]:
     """Gives a block with its text; None where it may not be shown, or is gone."""
-    documents = {number: one for number, one in store.readable().items() if may_read(one.name)}
 
     def source(block_id: BlockId, weight: float) -> Source | None:
-        document, block = documents.get(block_id[0]), block_id[1]
-        if document is None:
-            return None
+        number, block = block_id
         try:
-            return Source.of(reader, store, document, block, weight)
+            document = store.document(number)
+            if may_read(document.name):
+                return Source.of(reader, store, document, block, weight)
         except DocumentNotFound:  # deleted since
-            return None
+            pass
+        return None
 
     return source
 

@@ -69,10 +69,6 @@ class PublishedCatalog(Catalog):
             return self.source.passage(number)[0]
         return self.document(txn, number).write
 
-    def leaving(self, txn: Any) -> dict[int, Document]:
-        """Unpublished documents that stay a while."""
-        return {number: self.document(txn, number) for number in txn.state.leaving}
-
     def counts(self) -> PassageCounts:
         """The passages of all documents, counted in each."""
         entries = [e for e in self._published.state.published.values() if e.row.of_passages]

@@ -3,7 +3,7 @@ what is held of them for lookups, and who may write one.
 """
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -64,7 +64,6 @@ class Committed:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.rows = Rows()
-        self.leaving: Mapping[int, Document] = {}  # see Catalog.leaving
         self.writers: dict[int, DocumentWriter] = {}  # of this store, by document
         self._version = Version(0, -1)  # that was followed last
         self._changes: Changes | None = None  # of rows, that were followed
@@ -116,27 +115,19 @@ class Committed:
             if version.file != self._version.file and self._retrieval is not None:
                 self._retrieval.rewritten()
             with self.catalog.database.read() as txn:
-                changes, leaving = self.catalog.changes(txn), self.catalog.leaving(txn)
-                changed = self._changed(txn, changes, leaving)
+                changes = self.catalog.changes(txn)
+                changed = self._changed(txn, changes)
                 if self._retrieval is not None:
-                    gone = dict.fromkeys(self.leaving.keys() - leaving.keys())
-                    held = {n: row for n, row in changed.items() if n not in leaving}
-                    self._retrieval.follow(txn, gone | held, but=self.writers)
+                    self._retrieval.follow(txn, changed, but=self.writers)
                 if new is not None:
                     new.follow(txn, self.rows.by_number() | changed, but=self.writers)
-            self.leaving = leaving  # first: who reads one finds it here or there
             self.rows.change(changed)
             self._version, self._changes = version, changes
 
-    def _changed(
-        self, txn: Transaction, changes: Changes, leaving: Collection[int]
-    ) -> dict[int, Document | None]:
-        """The rows that are others now, in order of id; None for one that is gone, or leaves."""
+    def _changed(self, txn: Transaction, changes: Changes) -> dict[int, Document | None]:
+        """The rows that are others now, in order of id; None for one that is gone."""
         numbers = changes.since(self._changes)
         if numbers is not None:
-            return {
-                number: None if number in leaving else self.catalog.row(txn, number)
-                for number in sorted(numbers)
-            }
+            return {number: self.catalog.row(txn, number) for number in sorted(numbers)}
         gone = dict.fromkeys(self.rows.by_number())
         return gone | {row.id: row for row in self.catalog.documents(txn)}

@@ -282,13 +282,6 @@ class MemoryStore(Closing):
         self._refresh()
         return self._committed.rows.listed()
 
-    def readable(self) -> dict[int, Document]:
-        """Every document by id, and those that left the memory a while ago: sessions that have
-        begun to read them go on.
-        """
-        listed = {document.id: document for document in self.documents()}
-        return {**self._committed.leaving, **listed}
-
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
         """The named documents, or every one that is read to its end, oldest first.
 
@@ -316,8 +309,14 @@ class MemoryStore(Closing):
         """Is there a document of this name, ready or still being read?"""
         return any(row.is_listed for row in self._named(name))
 
-    def document(self, name: str) -> Document:
-        """One document by name. Raises DocumentNotFound, which lists the names there are."""
+    def document(self, name: str | int) -> Document:
+        """One document by name, or by id. Raises DocumentNotFound, which lists the names there are.
+
+        An unpublished document is found by its id for some minutes: sessions that have begun to
+        read it go on.
+        """
+        if isinstance(name, int):
+            return self._read(name, lambda catalog, txn, row: row)
         for row in self._named(name):
             if row.is_listed:
                 return row

@@ -6,7 +6,7 @@ Every method takes the transaction it works in, so that what belongs together is
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -182,12 +182,6 @@ class Catalog:
     def manifest(self) -> int | None:
         """The number of the manifest that a published memory is read by; None for a directory."""
         return None
-
-    def leaving(self, txn: Transaction) -> Mapping[int, Document]:
-        """Documents that are there no more, and stay a while for who has begun to read them; none
-        in a directory.
-        """
-        return {}
 
     @property
     def codec(self) -> str:

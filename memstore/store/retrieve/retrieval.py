@@ -71,6 +71,7 @@ class Retrieval:
         self.computed = Computed(catalog, self.tiers)
         # of a memory elsewhere: those that wait, since nothing searched them yet
         self._waiting: dict[int, Document] = {}
+        self._leaving = set[int]()  # unpublished documents that stay a while
         self._holding = threading.Lock()
         self._session_numbers = itertools.count(-1, -1)
 
@@ -195,12 +196,16 @@ class Retrieval:
         """Hold what is committed: the landmark keys of those of the `changed` rows that are ready
         (None: a document that is gone), and nothing of the others.
 
-        Documents in `but` are being written here and left alone. Raises CorruptMemory.
+        Documents in `but` are being written here and left alone, and an unpublished document that
+        sessions go on reading stays. Raises CorruptMemory.
         """
+        changed = dict.fromkeys(self._leaving) | changed
+        gone = (number for number, row in changed.items() if row is None)
+        self._leaving = {n for n in gone if self._catalog.row(txn, n) is not None}
         new = []
         for number, row in changed.items():
             loaded = self._loaded.get(number)
-            if number in but or loaded == row:
+            if number in but or number in self._leaving or loaded == row:
                 continue
             if loaded is not None:
                 self.drop(number)
