@@ -237,7 +237,7 @@ def measure(
         exact, spent = [], []
         for _, query in asked:
             start = time.thread_time()
-            exact.append(reader.selector.scores(query, store.retrieval, scope))
+            exact.append(reader.selector.scores(query, store.retrieval.selected, scope))
             spent.append(1000 * (time.thread_time() - start))
         found["resident, exact"] = {kind: size - before[kind] for kind, size in resident().items()}
 

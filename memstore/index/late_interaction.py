@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.index.block_rows import ALL_BLOCKS, Remembered, Rows, Scope
+from memstore.index.block_rows import Remembered, Rows, Scope
 
 INT8_STEPS = 127.0  # a landmark is a unit vector times this, in int8
 
@@ -90,12 +90,8 @@ class TokenIndex:
 
     def remove(self, document: int) -> None:
         """Drop a document's landmarks; an unknown one is no error."""
-        self.trim(document, ALL_BLOCKS)
-
-    def trim(self, document: int, first_block: int) -> None:
-        """Drop the landmarks of blocks < `first_block`."""
         with self._lock:
-            if self._rows.trim(document, first_block):
+            if self._rows.trim(document):
                 self._scopes.clear()
 
     def span(self, document: int) -> tuple[int, int]:

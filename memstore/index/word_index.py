@@ -18,7 +18,7 @@ from torch import Tensor
 from xxhash import xxh32_intdigest
 
 from memstore.disk.format.block_words import BlockWords
-from memstore.index.block_rows import ALL_BLOCKS, Ranges, Remembered, Rows, Scope
+from memstore.index.block_rows import Ranges, Remembered, Rows, Scope
 
 _SHIFT = np.uint64(32)
 _WORD = re.compile(r"[^\W_]+")
@@ -155,12 +155,8 @@ class WordIndex:
 
     def remove(self, document: int) -> None:
         """Drop a document's words; an unknown one is no error."""
-        self.trim(document, ALL_BLOCKS)
-
-    def trim(self, document: int, first_block: int) -> None:
-        """Drop the words of blocks < `first_block`."""
         with self._lock:
-            if self._rows.trim(document, first_block):
+            if self._rows.trim(document):
                 self._scopes.clear()
 
     def span(self, document: int) -> tuple[int, int]:

@@ -112,7 +112,8 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
     words = dict.fromkeys([1], 1.0)
     scope = [(1, 0, made[0].document("inventory").blocks)]
     assert torch.equal(
-        made[0].retrieval.word_scores(words, scope), made[1].retrieval.word_scores(words, scope)
+        made[0].retrieval.selected.word_scores(words, scope),
+        made[1].retrieval.selected.word_scores(words, scope),
     )
     for memory in made:
         memory.close()

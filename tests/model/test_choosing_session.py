@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memstore.errors import StoreUnavailable
-from memstore.store.retrieve.retrieval import Retrieval
+from memstore.store.retrieve.selector_index import SelectorIndex
 
 pytest.importorskip("transformers")
 
@@ -195,7 +195,7 @@ def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeyp
     with memory(reader, tmp_path) as store:
         reader.ingest(FACT, store, name="note", keep="kv")
         reader.ingest(f"{FACT}\n", store, name="other note", keep="kv")
-        score = Retrieval.word_scores
+        score = SelectorIndex.word_scores
 
         def rounded(*given):
             """Every other score is a unit in the last place higher."""
@@ -203,7 +203,7 @@ def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeyp
             off = torch.finfo(scores.dtype).eps * (torch.arange(len(scores)) % 2)
             return scores * (1 + off)
 
-        monkeypatch.setattr(Retrieval, "word_scores", rounded)
+        monkeypatch.setattr(SelectorIndex, "word_scores", rounded)
         with reader.session(store) as session:
             session.ask(QUESTION, lambda: None)
             first, last = (store.document(name).id for name in ("note", "other note"))

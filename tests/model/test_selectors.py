@@ -322,7 +322,7 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
                 monkeypatch.setattr("memstore.index.word_index.split_words", lambda text: [1004, 7])
                 found = score_blocks(selector, NOTHING, store, scope)
                 assert len(found.scores) <= 100 < found.blocks == 900
-                exact = selector.scores(NOTHING, store.retrieval, scope)
+                exact = selector.scores(NOTHING, store.retrieval.selected, scope)
                 given = 4, lambda runs: None, lambda *place: place
                 best = Candidates(exact, scope, *given).best(4)
                 short = Candidates(
@@ -347,5 +347,5 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
                 assert told == gate.answers(exact)
                 added = selector.adds(NOTHING, found.store, found.scope[:2])
                 torch.testing.assert_close(
-                    added, selector.adds(NOTHING, store.retrieval, found.scope[:2])
+                    added, selector.adds(NOTHING, store.retrieval.selected, found.scope[:2])
                 )

@@ -158,7 +158,7 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
     rows, _ = question(1, 37, 0)
     with open_(url) as there:
         expected = by_name(there, 0)
-        maxima = there.retrieval.token_maxima(rows, everything(there))
+        maxima = there.retrieval.selected.token_maxima(rows, everything(there))
     with open_(url, deadline=0.5) as there, open_(url, deadline=0.5) as started:
         started.retrieval.shortlist(*question(1, 0, 0), everything(started))  # it holds the lists
         kept = path.read_bytes()
@@ -171,7 +171,9 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
         assert found is not None and expected is not None and found[0] == expected[0]
         torch.testing.assert_close(found[1], expected[1])
         assert by_name(there, 0) is None and "memstore index" in caplog.text
-        torch.testing.assert_close(there.retrieval.token_maxima(rows, everything(there)), maxima)
+        torch.testing.assert_close(
+            there.retrieval.selected.token_maxima(rows, everything(there)), maxima
+        )
     (problem,) = verify_memory(url).problems
     assert "memstore index --store file://" in problem.what
     path.write_bytes(kept)

@@ -156,8 +156,10 @@ def imported(store: MemoryStore, file: Path) -> bool:
     assert document.blocks and len(store.tokens(document.id).ids) == document.tokens
     scope = [(document.id, 0, document.blocks)]
     if store.selector:
-        assert torch.isfinite(store.retrieval.token_maxima(QUESTION, scope)).all()
-        assert torch.isfinite(store.retrieval.word_scores({7: 1.0, 1001: 2.0}, scope)).all()
+        assert torch.isfinite(store.retrieval.selected.token_maxima(QUESTION, scope)).all()
+        assert torch.isfinite(
+            store.retrieval.selected.word_scores({7: 1.0, 1001: 2.0}, scope)
+        ).all()
     else:
         for layer in SIGNATURE.memory_layers:
             hits = store.retrieval.search_landmarks(layer, torch.ones(HEADS, 1, DIM), scope, 2)

@@ -46,7 +46,7 @@ def test_what_blocks_are_found_by_comes_back_in_another_process(
             check_content(store, store.document("book"), text=1)
         else:
             with pytest.raises(InvalidInput, match="words"):
-                store.retrieval.word_scores({7: 1.0}, [(1, 0, 4)])
+                store.retrieval.selected.word_scores({7: 1.0}, [(1, 0, 4)])
     assert verify_memory(path).clean
 
 
@@ -60,9 +60,9 @@ def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
             check_content(reader, document, text=int(document.name))
         writer.forget("2")
         with pytest.raises(DocumentNotFound):
-            reader.retrieval.token_maxima(QUESTION, [(ids[2], 0, 4)])
+            reader.retrieval.selected.token_maxima(QUESTION, [(ids[2], 0, 4)])
         with pytest.raises(DocumentNotFound):
-            reader.retrieval.word_scores({7: 1.0}, [(ids[1], 0, 4), (ids[2], 0, 4)])
+            reader.retrieval.selected.word_scores({7: 1.0}, [(ids[1], 0, 4), (ids[2], 0, 4)])
         ids[3] = ingest(writer, "3", 80, text=3, mode="replace").id
         check_content(reader, reader.document("3"), text=3)
         writer.compact()

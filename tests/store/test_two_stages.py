@@ -49,7 +49,7 @@ def memory(tmp_path: Path, made: Path) -> Iterator[MemoryStore]:
 def exact(store: MemoryStore, seed: int, scope: Scope) -> torch.Tensor:
     """The score of every block of a scope."""
     rows, weights = asked(seed)
-    return weights @ store.retrieval.token_maxima(rows, scope)
+    return weights @ store.retrieval.selected.token_maxima(rows, scope)
 
 
 def asked(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,7 +106,7 @@ def test_a_rare_word_brings_in_what_lists_do_not_find(memory: MemoryStore) -> No
             without = memory.retrieval.shortlist(rows, weights, whole)
             short = memory.retrieval.shortlist(rows, weights, whole, beside)
             assert without is not None and short is not None
-            spread = memory.retrieval.word_scores(beside.words, whole).std(correction=0)
+            spread = memory.retrieval.selected.word_scores(beside.words, whole).std(correction=0)
             assert short.word_spread(beside.words)[1] == pytest.approx(float(spread), rel=0.02)
             ((place, _, _),) = [run for run in short.scope if run not in without.scope] or [
                 (0,) * 3
@@ -167,7 +167,7 @@ def test_damaged_files_cost_time_and_no_answer(
     assert memory.path is not None
     whole, path = everything(memory), memory.path / "index" / "passages.idx"
     kept, words = path.read_bytes(), {7: 1.0}
-    expected = memory.retrieval.word_scores(words, whole)
+    expected = memory.retrieval.selected.word_scores(words, whole)
     for content in (
         b"",
         kept[:-1],
@@ -180,18 +180,18 @@ def test_damaged_files_cost_time_and_no_answer(
         path.write_bytes(content)
         with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
             assert other.retrieval.shortlist(*asked(0), whole) is None
-            assert torch.equal(other.retrieval.word_scores(words, whole), expected)
+            assert torch.equal(other.retrieval.selected.word_scores(words, whole), expected)
         assert "run `memstore index`" in caplog.text or "until `memstore index`" in caplog.text
         caplog.clear()
 
 
 def test_words_of_the_lists_are_those_of_the_memory(memory: MemoryStore) -> None:
     whole, words = everything(memory), {7: 1.0, 1004: 0.5, 1 << 31 | 2 << 20 | 17: 1.0}
-    expected = memory.retrieval.word_scores(words, whole)
+    expected = memory.retrieval.selected.word_scores(words, whole)
     assert memory.path is not None
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
         short = shortlist(other, 0, whole)  # takes them
-        torch.testing.assert_close(other.retrieval.word_scores(words, whole), expected)
+        torch.testing.assert_close(other.retrieval.selected.word_scores(words, whole), expected)
         found = short.word_scores(words, short.scope)
         torch.testing.assert_close(found, expected[numbers(short.scope, whole)])
 

@@ -201,8 +201,10 @@ def check_content(store: MemoryStore, document: Document, text: int, *, whole: b
         products = q.double() @ landmarks(text, 0, count, form).double().T / 127
         parts = products.split([len(each.ids) for each in expected], dim=1)
         maxima = torch.stack([part.amax(-1) for part in parts], dim=1)
-        assert torch.allclose(store.retrieval.token_maxima(q, scope).double(), maxima, atol=1e-5)
+        assert torch.allclose(
+            store.retrieval.selected.token_maxima(q, scope).double(), maxima, atol=1e-5
+        )
     if form.words:
-        scores = store.retrieval.word_scores({7: 1.0, 1000: 1.0}, scope)
+        scores = store.retrieval.selected.word_scores({7: 1.0, 1000: 1.0}, scope)
         there = [{word for word, _ in block} for block in words(text, 0, count)]
         assert (scores > 0).tolist() == [bool(block & {7, 1000}) for block in there]

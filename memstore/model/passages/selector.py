@@ -279,9 +279,11 @@ def score_blocks(selector: Selector, query: Query, store: MemoryStore, scope: Sc
     short = (
         None if rows is None else store.retrieval.shortlist(*rows, scope, selector.beside(query))
     )
-    found: Found = store.retrieval
+    found: Found
     if short is None:
-        blocks = sum(end - first for _, first, end in scope)
+        selected = store.retrieval.selected
+        assert selected is not None
+        found, blocks = selected, sum(end - first for _, first, end in scope)
     else:
         found, scope, blocks = short, short.scope, short.blocks
     scores = selector.scores(query, found, scope)

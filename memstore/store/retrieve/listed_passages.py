@@ -175,7 +175,7 @@ class Shortlist:
         self._whole, self._within = whole
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
-        """As Retrieval.token_maxima, for blocks of the shortlist."""
+        """As SelectorIndex.token_maxima, for blocks of the shortlist."""
         runs = np.array(scope, np.int64).reshape(-1, 3)
         sizes = runs[:, 2] - runs[:, 1]
         at = self._within.find(runs[:, 0])
@@ -188,12 +188,12 @@ class Shortlist:
             out[:, torch.from_numpy(known)] = found.maxima(q, [(1, 0, int(known.sum()))])
         if not known.all():
             rest = [scope[number] for number in np.flatnonzero(at < 0).tolist()]
-            out[:, torch.from_numpy(~known)] = self._selected.maxima(q, rest)
+            out[:, torch.from_numpy(~known)] = self._selected.token_maxima(q, rest)
         return out
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
-        """As Retrieval.word_scores, with rarity and lengths counted in the whole scope."""
-        return self._selected.scores(words, scope, self._whole)
+        """As SelectorIndex.word_scores, with rarity and lengths counted in the whole scope."""
+        return self._selected.word_scores(words, scope, self._whole)
 
     def word_spread(self, words: Mapping[int, float]) -> tuple[float, float]:
         """Mean and standard deviation of word_scores over all blocks of the whole scope."""

@@ -45,9 +45,8 @@ class Retrieval:
         kind = options.pop("index", "auto")
         # ready documents whose landmark keys are in the index, or wait to be searched
         self._loaded: dict[int, Document] = {}
-        self.selected = None
-        if selector is not None:
-            self.selected = SelectorIndex(catalog, self._loaded)
+        # of a memory with a selector: what that searches
+        self.selected = None if selector is None else SelectorIndex(catalog, self._loaded)
         self._first_stage = None if selector is None else _first_stage(catalog)
         dtype = torch_dtype(signature.kv_dtype)
         self._catalog = catalog
@@ -113,28 +112,6 @@ class Retrieval:
         if candidates is None:
             return self.index.keys(layer, scope)
         return self.index.gather(layer, scope, candidates)
-
-    def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
-        """How near the nearest token of each block comes to each row: the greatest product of q [R,
-        width] (float32) with the block's token landmarks, [R, blocks of the scope].
-
-        A landmark counts as the unit vector that it encodes. Raises InvalidInput for a
-        memory without token landmarks, DocumentNotFound, CorruptMemory.
-        """
-        return self._by_selector().maxima(q, scope)
-
-    def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
-        """BM25 of each block of a scope, [blocks] float32; words: hash (word_index.split_words)
-        -> weight. See WordIndex.scores. Raises what token_maxima raises.
-        """
-        return self._by_selector().scores(words, scope)
-
-    def _by_selector(self) -> SelectorIndex:
-        if self.selected is None:
-            raise InvalidInput(
-                "this memory has no selector; search the landmark keys of its layers instead"
-            )
-        return self.selected
 
     def shortlist(
         self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None = None

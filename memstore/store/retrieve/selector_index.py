@@ -91,15 +91,22 @@ class SelectorIndex:
         self._lock = threading.RLock()
         self._rows = rows
 
-    def maxima(self, q: Tensor, scope: Scope) -> Tensor:
-        """See Retrieval.token_maxima."""
+    def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
+        """How near the nearest token of each block comes to each row: the greatest product of q [R,
+        width] (float32) with the block's token landmarks, [R, blocks of the scope].
+
+        A landmark counts as the unit vector that it encodes. Raises InvalidInput for a selector
+        without token landmarks, DocumentNotFound, CorruptMemory.
+        """
         self._hold("token", scope)
         return self._tokens.maxima(q, scope)
 
-    def scores(
+    def word_scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
     ) -> Tensor:
-        """See Retrieval.word_scores; whole: see WordIndex.scores."""
+        """BM25 of each block of a scope, [blocks] float32: see WordIndex.scores. Raises as
+        token_maxima.
+        """
         self._hold("words", scope if whole is None else whole)
         return self._words.scores(words, scope, whole)
 
