@@ -384,7 +384,11 @@ class MemoryStore(Closing):
         catalog, retrieval = committed.catalog, self.retrieval
         with ExitStack() as locks:
             locks.enter_context(committed.writing(name, wait=self._wait_for_writer))
-            wanted = admission.wanted(catalog, name, source_hash, settings, metadata)
+            codec = catalog.codec if settings.passage_tokens is not None else ""
+            wanted = Document(
+                0, name, "ingesting", source_hash=source_hash, metadata=metadata or {},
+                settings=settings, codec=codec,
+            )  # fmt: skip
             admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
                 return None

@@ -22,7 +22,6 @@ from support.passage_documents import (
     ingest,
     kept,
     landmarks,
-    passage,
     passages,
     same,
 )
@@ -99,15 +98,6 @@ def test_a_document_of_passages_tells_its_tokens_and_its_passages(store) -> None
 @pytest.mark.parametrize(
     "change",
     [
-        {"passages": []},
-        {"passages": [passage(1, 0)._replace(start=5)]},
-        {"passages": [passage(1, 0)._replace(ids=np.zeros(0, np.int64))]},
-        {"passages": [passage(1, 0)._replace(ids=np.zeros(BLOCK + 1, np.int64))]},
-        {"passages": [passage(1, 0)._replace(lead=BLOCK)]},
-        {"passages": [passage(1, 0)._replace(ids=np.full(len(passage(1, 0).ids), -1))]},
-        {"passages": passages(1, 0, 2)},
-        {"kv": []},
-        {"kv": kept(1, 0, 2)},
         {"kv": kept(1, 1, 2)},
         {"kv": [tuple(half[:1] for half in kept(1, 0, 1)[0])]},
         {"kv": [tuple(half.float() for half in kept(1, 0, 1)[0])]},

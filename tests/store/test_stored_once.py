@@ -16,7 +16,7 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.errors import MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 from support import killed_calls
@@ -110,8 +110,6 @@ def test_passages_forgotten_under_a_writer_are_left_to_questions(store) -> None:
 def test_passages_may_be_text_alone(store) -> None:
     kept = {"landmarks": landmarks(1, 0, 2), "words": words(1, 0, 2)}
     with store.write_document("a", source_hash="a", settings=SETTINGS) as writer:
-        with pytest.raises(InvalidInput, match="keys and values of 1"):
-            writer.add_passages(passages(1, 0, 2), [], given=[0], **kept)
         writer.add_passages(passages(1, 0, 2), [], given=[], **kept)
         document = writer.finish()
     assert store.retrieval.stored_at([(document.id, 0)]) == [None] and not records(store)

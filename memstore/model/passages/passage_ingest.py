@@ -30,8 +30,7 @@ from memstore.model.source_text import Ingesting, IngestProgress, Text, describe
 from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
-from memstore.store.write.known_passages import Known
-from memstore.store.write.writer import DocumentWriter
+from memstore.store.write.writer import DocumentWriter, Known
 
 _LONG = 64  # characters for each token that may be there: such a part is not counted
 

@@ -5,16 +5,13 @@ about, read when they are first asked for.
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.disk.format.block_words import BlockWords, Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.runs import Kind, Run, kinds_of
+from memstore.disk.format.runs import Kind, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput
@@ -22,53 +19,6 @@ from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import HeldPostings, RareBlocks, WordIndex
 from memstore.store.retrieve.loading import by_tokens
-
-
-class IndexEntries(NamedTuple):
-    """What a selector keeps of consecutive blocks."""
-
-    lengths: np.ndarray  # int64 [blocks]: tokens of each
-    landmarks: np.ndarray | None  # int8 [tokens, width]
-    words: BlockWords | None
-
-    @classmethod
-    def of(
-        cls,
-        landmarks: Tensor | None,
-        words: Sequence[Words] | None,
-        spec: IndexSpec,
-        lengths: Sequence[int] | np.ndarray,
-    ) -> "IndexEntries":
-        """What a caller gives of blocks of so many tokens each. Raises InvalidInput for what is not
-        as the spec says.
-        """
-        of_blocks = np.array(lengths, dtype=np.int64)
-        blocks, shape = len(of_blocks), (int(of_blocks.sum()), spec.width)
-        if (landmarks is not None) != (spec.width > 0) or (words is not None) != spec.words:
-            needs = {"token": "landmarks of its tokens", "words": "the words of its blocks"}
-            wanted = " and ".join(needs[kind] for kind in kinds_of(spec)) or "neither"
-            raise InvalidInput(f"selector {spec.name} keeps {wanted}; give that")
-        bits = None
-        if landmarks is not None:
-            if tuple(landmarks.shape) != shape or landmarks.dtype != torch.int8:
-                raise InvalidInput(
-                    f"expected token landmarks {list(shape)} torch.int8, got "
-                    f"{list(landmarks.shape)} {landmarks.dtype}"
-                )
-            bits = landmarks.detach().cpu().numpy().copy()
-        if words is not None and len(words) != blocks:
-            raise InvalidInput(f"expected the words of {blocks} blocks, got those of {len(words)}")
-        return cls(of_blocks, bits, None if words is None else BlockWords.of(words))
-
-    def runs(self, first_block: int) -> dict[Kind, Run]:
-        """What is kept of the blocks, which begin with first_block, by kind."""
-        found: dict[Kind, Run] = {}
-        if self.landmarks is not None:
-            found["token"] = Run.of_tokens(first_block, self.landmarks, self.lengths)
-        if self.words is not None:
-            found["words"] = Run.of_words(first_block, self.words)
-        return found
-
 
 _AT_ONCE = 1 << 22  # tokens of documents that are read together
 

@@ -25,23 +25,16 @@ class SessionDocument(Closing):
         self._units: dict[int, list[list[BlockKey]]] = {}
         self._ends: dict[int, int] = {}
 
-    def add(
-        self,
-        layer: int,
-        k: Tensor,
-        v: Tensor,
-        landmarks: Tensor | None = None,
-        lengths: Sequence[int] | None = None,
-    ) -> int:
+    def add(self, layer: int, k: Tensor, v: Tensor, landmarks: Tensor | None = None) -> int:
         """Add the next n blocks of a layer; return the number of the first.
 
         k, v: [n, Hkv, block_size, D] in the KV dtype, K rotated by the offset in the block only;
-        landmarks: [n, Hkv, D]; None for blocks that are not searched. lengths: valid content tokens
-        of each (None: full ones). Raises BudgetExceeded, with nothing added.
+        landmarks: [n, Hkv, D]; None for blocks that are not searched. Raises BudgetExceeded, with
+        nothing added.
         """
         n, heads = k.shape[:2]
         first = self._ends.get(layer, 0)
-        units = self._tiers.host.pin(self.document, layer, first, k, v, lengths)
+        units = self._tiers.host.pin(self.document, layer, first, k, v)
         if landmarks is not None:
             self._index.add(self.document, layer, first, landmarks)
         self._units.setdefault(layer, []).extend(

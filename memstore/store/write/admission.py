@@ -80,25 +80,6 @@ def check_settings(
         raise InvalidInput("a document of passages has no chunks; leave out chunk_blocks and top_k")
 
 
-def wanted(
-    catalog: Catalog,
-    name: str,
-    source_hash: str,
-    settings: IngestSettings,
-    metadata: dict[str, Any] | None = None,
-) -> Document:
-    """The row of a new document of this memory, without content and number."""
-    return Document(
-        0,
-        name,
-        "ingesting",
-        source_hash=source_hash,
-        metadata=metadata or {},
-        settings=settings,
-        codec=catalog.codec if settings.passage_tokens is not None else "",
-    )
-
-
 def check_metadata(metadata: dict[str, Any]) -> None:
     """Raises InvalidInput for what no row can say of a document."""
     try:

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.format.block_words import Words
+from memstore.disk.format.block_words import BlockWords, Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Run
+from memstore.disk.format.runs import Run, kinds_of
 from memstore.disk.format.text_parts import Passage, encode_part, encode_tokens
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import InvalidInput
-from memstore.store.retrieve.selector_index import IndexEntries
 from memstore.tiers.raw_bits import raw_view, torch_dtype
 
 LayerBlocks = tuple[Tensor, Tensor, Tensor]
@@ -26,14 +25,6 @@ layer, in the KV dtype.
 
 KeysValues = tuple[Tensor, Tensor]
 """K, V [tokens, width] of a passage, in the KV dtype."""
-
-
-class Position(NamedTuple):
-    """A place in a document."""
-
-    block: int
-    token: int
-    character: int = 0  # of a document of passages
 
 
 @dataclass(eq=False)
@@ -119,34 +110,31 @@ def check_chunk(
 def check_batch(
     catalog: Catalog,
     document: Document,
-    at: Position,
+    at: tuple[int, int, int],
     passages: Sequence[Passage],
     kv: Mapping[int, KeysValues],
     landmarks: Tensor | None,
     words: Sequence[Words] | None,
 ) -> Chunk:
-    """The passages that begin at a position; kv: of some of them, by position in `passages`. See
-    DocumentWriter.add_passages. Raises InvalidInput.
+    """The passages that begin at this block, token and character; kv: of some of them, by position
+    in `passages`. See DocumentWriter.add_passages. Raises InvalidInput.
     """
-    lengths = _check_passages(at, passages, catalog.signature.block_size)
+    block, token, character = at
+    lengths = [len(passage.ids) for passage in passages]
     for number, both in kv.items():
         shape = (lengths[number], catalog.signature.head_dim)
         _check_tensors(catalog, "a passage", both, (shape, shape))
     every = [half for both in kv.values() for half in both]
-    _check_finite(catalog, f"passages from {at.block} on", every)
-    table = catalog.runs
-    if table.spec is None:
-        raise InvalidInput("this memory has no selector, which finds passages")
-    entries = IndexEntries.of(landmarks, words, table.spec, lengths)
+    _check_finite(catalog, f"passages from {block} on", every)
     return Chunk(
-        first_block=at.block,
-        first_token=at.token,
+        first_block=block,
+        first_token=token,
         lengths=lengths,
-        part=(at.block, encode_part(at.character, passages)),
+        part=(block, encode_part(character, passages)),
         end=passages[-1].end,
         whole=True,
         blocks={},
-        runs={table.part(kind): run for kind, run in entries.runs(at.block).items()},
+        runs=_selector_runs(catalog.runs, block, lengths, landmarks, words),
         digests=catalog.digests(document, passages),
         kv=kv,
     )
@@ -169,25 +157,34 @@ def _check_finite(catalog: Catalog, what: str, parts: Sequence[Tensor]) -> None:
         )
 
 
-def _check_passages(at: Position, passages: Sequence[Passage], block_size: int) -> list[int]:
-    """The tokens of each. Raises InvalidInput for what no part of a document can hold."""
-    if not passages:
-        raise InvalidInput("no passages are given; add one at least")
-    start = at.character
-    for number, passage in enumerate(passages, at.block):
-        ids = np.asarray(passage.ids)
-        n, start = len(ids), start + len(passage.gap)
-        if not 0 <= passage.lead < n <= block_size:
+def _selector_runs(
+    table: RunTable,
+    first_block: int,
+    lengths: Sequence[int],
+    landmarks: Tensor | None,
+    words: Sequence[Words] | None,
+) -> dict[int, Run]:
+    """What a selector keeps of consecutive blocks of so many tokens each, by part of the table.
+    Raises InvalidInput for what is not as its spec says.
+    """
+    spec, runs = table.spec, dict[int, Run]()
+    assert spec is not None
+    if (landmarks is not None) != (spec.width > 0) or (words is not None) != spec.words:
+        raise InvalidInput(f"selector {spec.name} keeps {kinds_of(spec)} of passages; give that")
+    if landmarks is not None:
+        shape = (sum(lengths), spec.width)
+        if tuple(landmarks.shape) != shape or landmarks.dtype != torch.int8:
             raise InvalidInput(
-                f"passage {number} has {n} tokens, {passage.lead} of them in front; it needs one "
-                f"of its own, and {block_size} in all at most"
+                f"expected token landmarks {list(shape)} torch.int8, got {list(landmarks.shape)} "
+                f"{landmarks.dtype}"
             )
-        if passage.start != start or passage.characters < 0:
+        bits = landmarks.detach().cpu().numpy().copy()
+        run = Run.of_tokens(first_block, bits, np.array(lengths, np.int64))
+        runs[table.part("token")] = run
+    if words is not None:
+        if len(words) != len(lengths):
             raise InvalidInput(
-                f"passage {number} begins at character {passage.start}, expected {start}: where "
-                "the one before ends, and its gap"
+                f"expected the words of {len(lengths)} passages, got those of {len(words)}"
             )
-        if ids.min() < 0 or ids.max() >= 1 << 32:
-            raise InvalidInput(f"passage {number} has a token that is none of 32 bits")
-        start += passage.characters
-    return [len(passage.ids) for passage in passages]
+        runs[table.part("words")] = Run.of_words(first_block, BlockWords.of(words))
+    return runs

@@ -9,7 +9,7 @@ prefix of whole chunks.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
@@ -17,26 +17,32 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
+from memstore.disk.format.runs import Run, run_of
 from memstore.disk.format.text_parts import Passage
+from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import BudgetExceeded, InvalidInput, StorageFull
+from memstore.disk.tables.passage_table import Digest
+from memstore.errors import BudgetExceeded, CorruptMemory, InvalidInput, StorageFull
 from memstore.store.retrieve.loading import load_recent
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_text import read_passages
 from memstore.store.write import admission
-from memstore.store.write.chunk import (
-    Chunk,
-    KeysValues,
-    LayerBlocks,
-    Position,
-    check_batch,
-    check_chunk,
-)
+from memstore.store.write.chunk import Chunk, KeysValues, LayerBlocks, check_batch, check_chunk
 from memstore.store.write.commits import Commits
-from memstore.store.write.known_passages import Known, known_passages
 from memstore.tiers.raw_bits import from_raw, torch_dtype
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
+
+
+Runs = dict[tuple[int, int], Run | None]
+"""Runs of token landmarks that were read, by document and first block."""
+
+
+class Known(NamedTuple):
+    """A passage that the memory has."""
+
+    landmarks: np.ndarray | None  # int8 [tokens, width], where the selector keeps some
+    stored: bool  # are its keys and values, too, or left to the questions that need them
 
 
 class DocumentWriter:
@@ -189,7 +195,10 @@ class DocumentWriter:
         """
         if not self.document.of_passages:
             raise InvalidInput("this document is not made of passages; none is looked up")
-        return known_passages(self._catalog, self.document, passages)
+        runs: Runs = {}
+        digests = self._catalog.digests(self.document, passages)
+        with self._catalog.database.read() as txn:
+            return [_known(self._catalog, txn, digest, runs) for digest in digests]
 
     def add_passages(
         self,
@@ -213,15 +222,9 @@ class DocumentWriter:
         """
         if not self.document.of_passages:
             raise InvalidInput("this document is made of chunks; add those (add_chunk)")
-        at = Position(self._blocks, self._tokens, self._characters)
+        at = self._blocks, self._tokens, self._characters
         given = range(len(passages)) if given is None else given
-        if len(kv) != len(given):
-            raise InvalidInput(f"expected keys and values of {len(given)} passages, got {len(kv)}")
-        if [*given] != sorted({*given} & {*range(len(passages))}):
-            raise InvalidInput(
-                f"given is not in order, or not of passages 0 to {len(passages) - 1}"
-            )
-        of_given = dict(zip(given, kv))
+        of_given = dict(zip(given, kv, strict=True))
         chunk = check_batch(self._catalog, self.document, at, passages, of_given, landmarks, words)
         self._characters = chunk.end
         self._stage(chunk, sum(k.nbytes + v.nbytes for k, v in kv))
@@ -322,3 +325,33 @@ class DocumentWriter:
         except BaseException:
             if error is None:
                 raise  # otherwise the block's own error is the one to see
+
+
+def _known(catalog: Catalog, txn: Transaction, digest: Digest, runs: Runs) -> Known | None:
+    passage, spec = catalog.passages.find(txn, digest), catalog.runs.spec
+    if passage is None:
+        return None
+    if spec is None or not spec.width:
+        return Known(None, passage.bytes > 0)
+    try:
+        landmarks = _landmarks(catalog, txn, *passage.home, digest, runs)
+    except CorruptMemory:  # what is damaged elsewhere is no reason to be as damaged
+        return None
+    return None if landmarks is None else Known(landmarks, passage.bytes > 0)
+
+
+def _landmarks(
+    catalog: Catalog, txn: Transaction, document: int, block: int, digest: Digest, runs: Runs
+) -> np.ndarray | None:
+    """The token landmarks of the passage that a block of a document is; None if it is no longer."""
+    row = catalog.row(txn, document)
+    if row is None or not row.of_passages or block >= row.blocks:
+        return None
+    if next(catalog.digests_of(txn, row, block, block + 1), None) != (block, digest):
+        return None
+    part, first = catalog.runs.part("token"), run_of("token", block)
+    if (document, first) not in runs:
+        runs[document, first] = catalog.runs.run(txn, document, part, first)
+    run = runs[document, first]
+    found = None if run is None else run.cut(block, block + 1)
+    return found.landmarks.copy() if found is not None and len(found.sizes) else None
