@@ -36,7 +36,7 @@ class CachedReads:
     def __init__(
         self, objects: ObjectStore, local: LocalCache | None, shared: Valkey | None
     ) -> None:
-        self.objects = objects
+        self.objects, self._shared = objects, shared
         self.caches: dict[str, LocalCache | Valkey] = {}
         if local is not None:
             self.caches["local"] = local
@@ -173,9 +173,8 @@ class CachedReads:
 
     def close(self) -> None:
         """Close the connections; idempotent."""
-        shared = self.caches.get("valkey")
-        if isinstance(shared, Valkey):
-            shared.close()
+        if self._shared is not None:
+            self._shared.close()
 
 
 def _reason(error: MemstoreError) -> str:

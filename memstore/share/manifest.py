@@ -1,5 +1,5 @@
 """The manifests of a publication: numbered, each written once, each naming everything that the
-publication holds; readers read the newest, and refuse an older one than they have seen.
+publication holds; readers read the newest, and never go back to an older one.
 
 Manifest n is the object `manifests/` and 2**64 - 1 - n in 16 hexadecimal digits, so that the newest
 is first in a listing. It holds the memory's signature, codec and selector, every document's row
@@ -48,6 +48,7 @@ MAGIC = b"mRmanife"
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
 _LAST = (1 << 64) - 1
 _DIGITS = re.compile("[0-9a-f]{16}")
+_SEEN = struct.Struct("<Q16s")  # number and id of the newest manifest that was read
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -192,24 +193,33 @@ def read_manifest(objects: ObjectStore, number: int) -> Manifest:
 
 
 def find_newest(objects: ObjectStore, folder: Path | None = None) -> Manifest | None:
-    """The newest manifest, or None where nothing was published. folder: remembers which that is.
-    Raises as `read_manifest`, and StaleMemory where a newer one was read before, or another one of
-    its number.
+    """The newest manifest, or None where nothing was published. folder: of a local cache, which
+    remembers the newest one that was read. Raises as `read_manifest`, and StaleMemory where that is
+    a newer one, or another one of this number.
     """
-    before = _seen(objects, folder)  # first: another thread may read a newer one in between
+    file: Path | None = None
+    before = 0, b""
+    if folder is not None:
+        name = blake2b(objects.identity.encode(), digest_size=20).hexdigest()
+        file = folder / f"newest-{name}"
+        with suppress(OSError, struct.error):
+            before = _SEEN.unpack(file.read_bytes())
     found = newest_number(objects)
     if found is None:
         return None
     manifest = read_manifest(objects, found)
-    for number, id_ in before:
-        if number > found or (number == found and id_ != manifest.id):
-            what = "another manifest" if number == found else "manifest"
-            accept = "" if folder is None else f", or delete {_file(objects, folder)} to accept it"
-            raise StaleMemory(
-                f"{objects.url}: its newest is {what} {found}, but manifest {number} was read "
-                f"before, so somebody has put back an older state; publish again{accept}"
-            )
-    note_newest(objects, manifest, folder)
+    if before[0] > found or (before[0] == found and before[1] != manifest.id):
+        what = "another manifest" if before[0] == found else "manifest"
+        raise StaleMemory(
+            f"{objects.url}: its newest is {what} {found}, but manifest {before[0]} was read before, "
+            f"so somebody has put back an older state; publish again, or delete {file} to accept it"
+        )
+    if file is not None and before[0] < found:
+        # by a new file: another process reads the whole of one or of the other
+        made = file.with_name(f"newest-{os.getpid()}-{threading.get_ident()}")
+        with suppress(OSError):  # a full disk remembers nothing
+            made.write_bytes(_SEEN.pack(found, manifest.id))
+            made.rename(file)
     return manifest
 
 
@@ -221,40 +231,3 @@ def read_newest(objects: ObjectStore, folder: Path | None = None) -> Manifest:
             f"{objects.url} holds no published memory; memstore share push makes one"
         )
     return manifest
-
-
-# The newest manifest that was read of each object store
-
-_SEEN = struct.Struct("<Q16s")  # number and id of a manifest
-_lock = threading.Lock()
-_newest: dict[str, tuple[int, bytes]] = {}  # by identity of the object store, in this process
-
-
-def _seen(objects: ObjectStore, folder: Path | None) -> list[tuple[int, bytes]]:
-    """The newest manifest that this process read, and that a folder remembers."""
-    found = [_newest[objects.identity]] if objects.identity in _newest else []
-    with suppress(OSError, struct.error):
-        if folder is not None:
-            found.append(_SEEN.unpack(_file(objects, folder).read_bytes()))
-    return found
-
-
-def note_newest(objects: ObjectStore, manifest: Manifest, folder: Path | None = None) -> None:
-    """Remember, in this process and in a folder, that a manifest was read or written. The first one
-    of a publication follows none.
-    """
-    seen = manifest.number, manifest.id
-    with _lock:
-        if seen[0] == 1 or all(seen[0] >= number for number, _ in _seen(objects, folder)):
-            _newest[objects.identity] = seen
-            if folder is not None:
-                # by a new file: another process reads the whole of one or of the other
-                made = folder / f"newest-{os.getpid()}"
-                with suppress(OSError):  # a full disk remembers nothing
-                    made.write_bytes(_SEEN.pack(*seen))
-                    made.rename(_file(objects, folder))
-
-
-def _file(objects: ObjectStore, folder: Path) -> Path:
-    """The file in which a folder remembers the newest manifest of an object store."""
-    return folder / f"newest-{blake2b(objects.identity.encode(), digest_size=20).hexdigest()}"

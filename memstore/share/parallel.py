@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import TypeVar
 
-from memstore.errors import StoreUnavailable
-
 T = TypeVar("T")
 Item = TypeVar("Item")
 
@@ -21,8 +19,7 @@ def begin(
     work: Callable[[Item], T], items: Sequence[Item], most: int = _AT_ONCE
 ) -> "list[Future[T]]":
     """Call work(item) for each item on up to `most` threads, which end when all is done. An item
-    whose future is cancelled before its turn is skipped. Raises StoreUnavailable where the system
-    gives no thread.
+    whose future is cancelled before its turn is skipped.
     """
     futures: list[Future[T]] = [Future() for _ in items]
     waiting = deque(zip(futures, items))
@@ -39,13 +36,8 @@ def begin(
                 except BaseException as error:
                     future.set_exception(error)
 
-    for number in range(min(most, len(items))):
-        try:
-            threading.Thread(target=take_turns, name="memstore-share", daemon=True).start()
-        except RuntimeError as error:
-            if number:
-                break  # those that started do all of it
-            raise StoreUnavailable(f"the system gives no thread ({error}); try again") from error
+    for _ in range(min(most, len(items))):
+        threading.Thread(target=take_turns, name="memstore-share", daemon=True).start()
     return futures
 
 

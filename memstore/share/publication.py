@@ -10,12 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import msgpack
-
 from memstore.disk.format.keys import read_run_key, run_key, tokens_key
 from memstore.disk.lmdb.environment import Version
 from memstore.disk.lmdb.transaction import ValuePart
-from memstore.disk.tables.catalog import FORMAT
 from memstore.errors import MemoryClosed, MemoryNotFound, MemstoreError, StaleMemory
 from memstore.share.cached_reads import CachedReads
 from memstore.share.contents import Contents, Entry, Place, Value
@@ -64,8 +61,8 @@ class State:
 
 
 class Snapshot:
-    """A read transaction over the tables of landmarks and tokens, and the memory's description, of
-    one State. Values from the object store are checked already.
+    """A read transaction over the tables of landmarks and tokens of one State. Values from the
+    object store are checked already.
     """
 
     def __init__(self, state: State, reads: CachedReads) -> None:
@@ -74,9 +71,7 @@ class Snapshot:
 
     def get_checked(self, table: str, key: bytes) -> bytes | None:
         """A value, or None. Raises CorruptMemory, StoreUnavailable."""
-        if table == "meta":
-            return _description(self.state.manifest) if key == b"memory" else None
-        return self._table(table, key).get(key)
+        return None if table == "meta" else self._table(table, key).get(key)
 
     def scan_checked(
         self, table: str, start: bytes, end: bytes | None = None, *, ahead: bool = False
@@ -142,20 +137,6 @@ def _key(number: int, value: Value) -> bytes:
     if value.kind == "tokens":
         return tokens_key(number, value.first)
     return run_key(number, value.part, value.first)
-
-
-def _description(manifest: Manifest) -> bytes:
-    """The description of the memory, as the tables of a directory have it."""
-    selector = manifest.selector
-    described = {
-        "format": FORMAT,
-        "signature": manifest.signature.to_dict(),
-        "codec": manifest.codec,
-        "created": manifest.created,
-        "selector": None if selector is None else selector.to_dict(),
-    }
-    packed: bytes = msgpack.packb(described)
-    return packed
 
 
 class PublishedDatabase:

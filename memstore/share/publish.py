@@ -46,7 +46,6 @@ from memstore.share.manifest import (
     find_newest,
     manifest_name,
     manifest_number,
-    note_newest,
     read_manifest,
     read_newest,
 )
@@ -320,7 +319,6 @@ def commit(
         created = objects.create(manifest_name(manifest.number), manifest.encode())
         # a repeated create whose first answer was lost finds its own
         if created or read_manifest(objects, manifest.number).id == manifest.id:
-            note_newest(objects, manifest)
             return manifest
     raise StoreUnavailable(f"{objects.url}: {_COMMITS} others published at once; try again")
 

@@ -12,7 +12,7 @@ from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.record import RECORD_FORMAT, WriteId
 from memstore.disk.reading import Batch, Wanted
-from memstore.disk.tables.catalog import Catalog, StoredAt
+from memstore.disk.tables.catalog import FORMAT, Catalog, StoredAt
 from memstore.disk.tables.passage_table import Digest, PassageCounts
 from memstore.errors import (
     BlocksUnavailable,
@@ -53,6 +53,16 @@ class PublishedCatalog(Catalog):
         """The number of the manifest that is read now. Raises MemoryClosed."""
         self._published.version  # noqa: B018 (looks for a newer one)
         return self._published.state.manifest.number
+
+    def _description(self, txn: Any) -> dict[str, Any]:
+        manifest, selector = txn.state.manifest, txn.state.manifest.selector
+        return {
+            "format": FORMAT,
+            "signature": manifest.signature.to_dict(),
+            "codec": manifest.codec,
+            "created": manifest.created,
+            "selector": None if selector is None else selector.to_dict(),
+        }
 
     def documents(self, txn: Any) -> list[Document]:
         """Every published document's row, in order of id."""

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -13,7 +12,6 @@ pytest.importorskip("obstore")
 
 from memstore.errors import StoreUnavailable
 from memstore.share.open_object_store import open_object_store
-from memstore.share.parallel import at_once
 from support.services import S3_ENVIRONMENT
 
 
@@ -51,20 +49,3 @@ def test_a_store_that_does_not_answer_costs_its_deadline(monkeypatch: pytest.Mon
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(StoreUnavailable):
             open_object_store("s3://bucket/x", timeout=0.5).get("a")
-
-
-def test_a_system_that_gives_few_threads_or_none_is_slower_or_unavailable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start, room = threading.Thread.start, [2]
-
-    def start_if_there_is_room(thread: threading.Thread) -> None:
-        if not room[0]:
-            raise RuntimeError("can't start new thread")
-        room[0] -= 1
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_if_there_is_room)
-    assert at_once(abs, [-1, -2, -3]) == [1, 2, 3]
-    with pytest.raises(StoreUnavailable, match="thread"):
-        at_once(abs, [-1, -2, -3])
