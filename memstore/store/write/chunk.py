@@ -73,32 +73,20 @@ def check_chunk(
     length_of_last: int | None,
 ) -> Chunk:
     """The chunk that begins at first_block: see DocumentWriter.add_chunk. Raises InvalidInput."""
-    signature, chunk_blocks = catalog.signature, document.settings.chunk_blocks
-    heads, size, dim = signature.geometry.shape
-    stored = range(signature.num_layers)
-    if sorted(layers) != [*stored]:
-        raise InvalidInput(
-            f"a chunk needs blocks of layers {[*stored]}, not of layers {sorted(layers)}"
-        )
+    heads, size, dim = catalog.signature.geometry.shape
     n = layers[0][0].shape[0]
     blocks, keys = (n, heads, size, dim), (n, heads, dim)
     for layer, parts in layers.items():
         _check_tensors(catalog, f"layer {layer}", parts, (blocks, blocks, keys))
         _check_finite(catalog, f"layer {layer}, blocks {first_block} to {first_block + n}", parts)
     last = size if length_of_last is None else length_of_last
-    in_bounds = 1 <= n <= chunk_blocks and 1 <= last <= size
-    if not in_bounds or len(ids) != (n - 1) * size + last:
-        raise InvalidInput(
-            f"{len(ids)} tokens in {n} blocks, the last of {last}, are no chunk of {chunk_blocks} "
-            "blocks"
-        )
     return Chunk(
         first_block=first_block,
         first_token=first_block * size,
         lengths=[*[size] * (n - 1), last],
         part=(first_block * size, encode_tokens(char_start, ids)),
         end=0,
-        whole=n == chunk_blocks and last == size,
+        whole=n == document.settings.chunk_blocks and last == size,
         blocks={layer: (k, v) for layer, (k, v, _) in layers.items()},
         runs={
             layer: Run.of_keys(first_block, raw_view(keys.clone()))

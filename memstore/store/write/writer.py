@@ -8,13 +8,13 @@ prefix of whole chunks.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.closing import Closing
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import Run, run_of
@@ -22,7 +22,7 @@ from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest
-from memstore.errors import BudgetExceeded, CorruptMemory, InvalidInput, StorageFull
+from memstore.errors import BudgetExceeded, CorruptMemory, StorageFull
 from memstore.store.retrieve.loading import load_recent
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_text import read_passages
@@ -45,13 +45,16 @@ class Known(NamedTuple):
     stored: bool  # are its keys and values, too, or left to the questions that need them
 
 
-class DocumentWriter:
+class DocumentWriter(Closing):
     """One document being read; a context manager. Use MemoryStore.write_document.
 
     Leaving without `finish` (an error, Ctrl-C) commits the whole chunks that were staged and leaves
     the document "ingesting", to be resumed. Tensors given to add_chunk belong to the writer
     afterwards: do not write to them. Of one thread; other documents may be written by others
     meanwhile.
+
+    blocks, tokens, characters (of a document of passages): those so far, staged ones included:
+    continue reading from there.
     """
 
     def __init__(
@@ -84,9 +87,8 @@ class DocumentWriter:
         self._staged: list[Chunk] = []
         self._staged_bytes = 0
         self._pinned: list[BlockKey] = []  # committed, but still among the latest blocks
-        self._blocks, self._tokens = document.blocks, document.tokens
-        self._characters = last[0].end if last else 0
-        self._ended = False  # by a chunk that is not whole
+        self.blocks, self.tokens = document.blocks, document.tokens
+        self.characters = last[0].end if last else 0
         self._finished = False
         self._closed = False
 
@@ -94,23 +96,6 @@ class DocumentWriter:
     def document(self) -> Document:
         """The document as committed so far."""
         return self._commits.row
-
-    @property
-    def blocks(self) -> int:
-        """Blocks so far, staged ones included: the number of the next block."""
-        return self._blocks
-
-    @property
-    def tokens(self) -> int:
-        """Content tokens so far, staged ones included: continue reading from here."""
-        return self._tokens
-
-    @property
-    def characters(self) -> int:
-        """Of a document of passages, its characters up to the end of the last one so far, staged
-        ones included: continue reading from here.
-        """
-        return self._characters
 
     # Chunks of a landmark model
 
@@ -131,20 +116,12 @@ class DocumentWriter:
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         BudgetExceeded, InvalidInput.
         """
-        if self.document.of_passages:
-            raise InvalidInput("this document is made of passages; add those (add_passages)")
-        if self._ended:
-            raise InvalidInput(
-                f"a chunk after the document's last, which ended at token {self._tokens}; only the "
-                "last one is short"
-            )
         ids = np.asarray(token_ids, dtype=np.int64)
         chunk = check_chunk(
-            self._catalog, self.document, self._blocks, ids, char_start, layers, length_of_last
+            self._catalog, self.document, self.blocks, ids, char_start, layers, length_of_last
         )
         self._commits.replace_by_stored(chunk)
         self._show(chunk)
-        self._ended = not chunk.whole
         self._stage(chunk, sum(2 * layers[layer][0].nbytes for layer in self._memory_layers))
 
     def recent_landmarks(self, layer: int, n: int) -> Tensor:
@@ -153,10 +130,10 @@ class DocumentWriter:
 
         Of a layer without memory there are top_k at most.
         """
-        first = max(0, self._blocks - n)
+        first = max(0, self.blocks - n)
         if layer in self._other_layers:
-            first = max(first, self._commits.keep_from(self._blocks))
-        keys = self._retrieval.index.keys(layer, [(self.document.id, first, self._blocks)])
+            first = max(first, self._commits.keep_from(self.blocks))
+        keys = self._retrieval.index.keys(layer, [(self.document.id, first, self.blocks)])
         return keys.transpose(0, 1).to(torch_dtype(self._catalog.signature.kv_dtype))
 
     def _show(self, chunk: Chunk) -> None:
@@ -191,10 +168,8 @@ class DocumentWriter:
         Keys and values of a stored passage need not be given: if its documents are forgotten before
         this one is committed, they are computed when a question needs them.
 
-        Raises InvalidInput for a document that is not made of passages, CorruptMemory.
+        Raises CorruptMemory.
         """
-        if not self.document.of_passages:
-            raise InvalidInput("this document is not made of passages; none is looked up")
         runs: Runs = {}
         digests = self._catalog.digests(self.document, passages)
         with self._catalog.database.read() as txn:
@@ -220,20 +195,18 @@ class DocumentWriter:
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         InvalidInput.
         """
-        if not self.document.of_passages:
-            raise InvalidInput("this document is made of chunks; add those (add_chunk)")
-        at = self._blocks, self._tokens, self._characters
+        at = self.blocks, self.tokens, self.characters
         given = range(len(passages)) if given is None else given
         of_given = dict(zip(given, kv, strict=True))
         chunk = check_batch(self._catalog, self.document, at, passages, of_given, landmarks, words)
-        self._characters = chunk.end
+        self.characters = chunk.end
         self._stage(chunk, sum(k.nbytes + v.nbytes for k, v in kv))
 
     # Committing
 
     def _stage(self, chunk: Chunk, size: int) -> None:
         """Take a chunk of `size` bytes; commit the staged ones once they fill a transaction."""
-        self._blocks, self._tokens = chunk.end_block, chunk.end_token
+        self.blocks, self.tokens = chunk.end_block, chunk.end_token
         self._staged.append(chunk)
         self._staged_bytes += size
         if self._staged_bytes >= self._commit_bytes:
@@ -309,22 +282,7 @@ class DocumentWriter:
         tiers.host.unpin([unit for unit in pinned if unit.layer in stay])
         tiers.drop([unit for unit in pinned if unit.layer not in stay])
         for layer in self._other_layers:
-            index.trim(self.document.id, self._blocks, layer)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except BaseException:
-            if error is None:
-                raise  # otherwise the block's own error is the one to see
+            index.trim(self.document.id, self.blocks, layer)
 
 
 def _known(catalog: Catalog, txn: Transaction, digest: Digest, runs: Runs) -> Known | None:
