@@ -157,7 +157,7 @@ def ask(store: MemoryStore, document: Document, text: int, block: int) -> bool:
                 assert torch.equal(found[lease.slots].flatten(0, 1), wanted)
     except MissingBlock:
         ((k, v),) = kept(text, block, block + 1)
-        store.retrieval.computed.take(document.id, block, k, v, 0.1)
+        store.retrieval.take_computed(document.id, block, k, v, 0.1)
         return True
     return False
 

@@ -102,7 +102,7 @@ class PassageFetch:
         found, damaged, away = self._there(passages, places)
         missing = [at for at, one in enumerate(found) if one is None]
         if missing:
-            self._store.retrieval.computed.count(passages=len(missing), damaged=damaged, away=away)
+            self._store.retrieval.count_computed(len(missing), damaged=damaged, away=away)
             if compute:
                 self._compute(passages, missing, found)
             else:
@@ -118,7 +118,7 @@ class PassageFetch:
         for at, made in zip(missing, encode(self._reader, ids)):
             chosen, seconds = passages[at], time.perf_counter() - began
             k, v = made.stored
-            self._store.retrieval.computed.take(chosen.document, chosen.block, k, v, seconds)
+            self._store.retrieval.take_computed(chosen.document, chosen.block, k, v, seconds)
             keys = torch.arange(len(made.k))
             found[at] = _Taken(torch.cat((k, v)), keys, keys + len(keys), "computed")
             began = time.perf_counter()

@@ -3,6 +3,7 @@ found are leased from: what sessions and writers need, and listing documents doe
 """
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from memstore.block import BlockKey
 from memstore.devices import usable_device
@@ -17,13 +19,12 @@ from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import InvalidInput, ReadOnlyMemory
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ReadOnlyMemory
 from memstore.index import FaissIndex, Hits, PackedIndex, make_index
 from memstore.index.block_rows import Scope
 from memstore.index.passage_files import PassageDirectory
 from memstore.index.word_index import WordsBeside
 from memstore.store.open_options import OpenOptions
-from memstore.store.retrieve.computed_passages import Computed
 from memstore.store.retrieve.first_stage import FirstStage
 from memstore.store.retrieve.listed_passages import Shortlist
 from memstore.store.retrieve.loading import load_landmarks
@@ -34,6 +35,8 @@ from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import torch_dtype
 from memstore.tiers.slots import UnitShape
 from memstore.tiers.tier_options import TierOptions
+
+_log = logging.getLogger("memstore")
 
 
 class Retrieval:
@@ -67,7 +70,8 @@ class Retrieval:
             computes=selector is not None,
             **cast(TierOptions, options),
         )
-        self.computed = Computed(catalog, self.tiers)
+        # passages that sessions computed, and of these those that are damaged, or could not be read
+        self._computed = {"computed": 0, "damaged": 0, "away": 0}
         # of a memory elsewhere: those that wait, since nothing searched them yet
         self._waiting: dict[int, Document] = {}
         self._leaving = set[int]()  # unpublished documents that stay a while
@@ -158,14 +162,48 @@ class Retrieval:
         number = next(self._session_numbers)
         return SessionDocument(number, self.tiers, self.index)
 
+    # Passages that sessions computed
+
+    def count_computed(self, passages: int, *, damaged: int, away: int) -> None:
+        """Count passages that were computed, and how many of them since they are damaged, or could
+        not be read.
+        """
+        with self._holding:
+            for name, count in (("computed", passages), ("damaged", damaged), ("away", away)):
+                self._computed[name] += count
+        if damaged:
+            place = self._catalog.database.path
+            _log.warning("%s: %d damaged passages were computed again; run verify", place, damaged)
+
+    def take_computed(
+        self, document: int, block: int, k: Tensor, v: Tensor, seconds: float
+    ) -> None:
+        """Hold a passage's keys and values [tokens, width], on the CPU in the KV dtype, for the
+        next question; seconds: that computing them took. Nothing is held of a document that is gone
+        by now.
+        """
+        catalog = self._catalog
+        self.tiers.count_computed(1, 2 * k.nbytes, seconds)
+        try:
+            with catalog.database.read() as txn:
+                (at,) = catalog.stored_at(txn, [(document, block)])
+                codec = catalog.document(txn, document).codec
+        except (DocumentNotFound, CorruptMemory):
+            return
+        if at is not None:
+            catalog.share(at.digest, codec, k, v)
+            rest = (0, 0, 0, catalog.signature.block_size - len(k))
+            unit = BlockKey(at.number, 0, 0, 0)
+            self.tiers.admit([unit], pad(k, rest)[None], pad(v, rest)[None], len(k))
+
+    # Documents
+
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
         if isinstance(self.index, FaissIndex):
             self.index.drop()
         if self._first_stage is not None:
             self._first_stage.close()
-
-    # Documents
 
     def follow(
         self, txn: Transaction, changed: Mapping[int, Document | None], but: Collection[int]
@@ -176,7 +214,7 @@ class Retrieval:
         Documents in `but` are being written here and left alone, and an unpublished document that
         sessions go on reading stays. Raises CorruptMemory.
         """
-        changed = dict.fromkeys(self._leaving) | changed
+        changed = {**dict.fromkeys(self._leaving), **changed}
         gone = (number for number, row in changed.items() if row is None)
         self._leaving = {n for n in gone if self._catalog.row(txn, n) is not None}
         new = []
@@ -291,11 +329,7 @@ class Retrieval:
             + (self.selected.bytes if self.selected else 0)
             + (self._first_stage.bytes if self._first_stage else 0),
             "tiers": self.tiers.stats(),
-            "computed": {
-                "computed": self.computed.passages,
-                "damaged": self.computed.damaged,
-                "away": self.computed.away,
-            },
+            "computed": {**self._computed},
             "index": {
                 "searches": self.index.searches,
                 "rows": self.index.rows,
