@@ -166,11 +166,6 @@ class CachedReads:
             if items:
                 cache.put(items)
 
-    def store(self, name: str, value: bytes) -> None:
-        """Store a value in all caches."""
-        for cache in self.caches.values():
-            cache.put([(name, value)])
-
     def close(self) -> None:
         """Close the connections; idempotent."""
         if self._shared is not None:

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from memstore.errors import (
@@ -22,7 +21,6 @@ from memstore.share.ranges import OBJECT_BYTES
 
 T = TypeVar("T")
 
-_LEFTOVER = re.compile(r".*#\d+")  # how obstore calls a file that it is writing
 _asked_by: int | None = None  # the first process that called an object store
 
 
@@ -121,20 +119,6 @@ class ObjectStore:
     def _delete(self, name: str) -> None:
         with suppress(ObjectNotFound):
             self._asked(lambda: self._obstore.delete(self.store, name), name)
-
-    def sweep(self, before: float) -> tuple[int, int]:
-        """Remove files of a directory that a killed process was writing, and that are older than a
-        time, which no listing shows; return their number and bytes.
-        """
-        removed = size = 0
-        directory = getattr(self.store, "prefix", None)  # of a bucket a string
-        for path in directory.rglob("*#*") if isinstance(directory, Path) else ():
-            with suppress(OSError):  # another process removed it, or owns it
-                status = path.stat()
-                if _LEFTOVER.fullmatch(path.name) and status.st_mtime < before:
-                    path.unlink()
-                    removed, size = removed + 1, size + status.st_size
-        return removed, size
 
     def _asked(self, work: Callable[[], T], name: str) -> T:
         """The result of a request."""

@@ -3,7 +3,6 @@ landmarks and tokens of each. Records are read by memstore.share.published_catal
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -161,7 +160,7 @@ class PublishedDatabase:
         self.reads = CachedReads(objects, local, shared)
         self._folder = None if local is None else local.path
         self._looking, self._following = threading.Lock(), threading.Lock()
-        self._closed, self._pid = False, os.getpid()
+        self._closed = False
         self._warned = False
         self._looked, self._refresh_after = time.monotonic(), refresh
         newest = read_newest(objects, self._folder)
@@ -222,9 +221,5 @@ class PublishedDatabase:
         self.reads.close()
 
     def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise MemoryClosed(
-                f"{self.path} was opened by process {self._pid}, not by this fork of it"
-            )
         if self._closed:
             raise MemoryClosed(f"{self.path} is closed; open it again")

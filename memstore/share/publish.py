@@ -87,14 +87,11 @@ class Report(NamedTuple):
     bytes: int  # of these
 
 
-_USUAL = PublishOptions()
-
-
 def publish(
     catalog: Catalog,
     documents: Sequence[Document],
     objects: ObjectStore,
-    options: PublishOptions = _USUAL,
+    options: PublishOptions,
     progress: Progress = lambda done, documents: None,
 ) -> Report:
     """Publish ready documents of a memory.
@@ -330,7 +327,7 @@ class Pruned(NamedTuple):
     """What was removed."""
 
     manifests: int
-    objects: int  # segments, lists, half-written files of a directory
+    objects: int  # segments, lists
     bytes: int  # of all of these
 
 
@@ -366,6 +363,4 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     # Manifests first, so that none names an object that is gone.
     objects.delete([found.name for found in old])
     objects.delete([found.name for found in gone])
-    left, size = objects.sweep(before)
-    size += sum(found.size for found in (*old, *gone))
-    return Pruned(len(old), len(gone) + left, size)
+    return Pruned(len(old), len(gone), sum(found.size for found in (*old, *gone)))

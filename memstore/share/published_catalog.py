@@ -102,9 +102,10 @@ class PublishedCatalog(Catalog):
 
         k, v: [tokens, width] in the KV dtype, k without position. digest: of a codec.
         """
-        if self._published.reads.caches:
+        if caches := self._published.reads.caches:
             record = self.blocks.encode_passage(raw_view(k), raw_view(v), digest, codec)
-            self._published.reads.store(self.source.name(RecordKey(0, 0, 0), digest), record)
+            for cache in caches.values():
+                cache.put([(self.source.name(RecordKey(0, 0, 0), digest), record)])
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
         """Read the values of a table of these documents at the same time, before they are needed.

@@ -112,15 +112,12 @@ class WildPlace:
         self.place, self.wild = place, wild
         self.url, self.identity = place.url, place.identity
         self.requests = 0
-        self.slower = 0.0  # seconds that every read takes longer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.place, name)  # all but reads
 
     def get_range(self, name: str, offset: int, length: int) -> memoryview:
         self.requests += 1
-        if self.slower:
-            time.sleep(self.slower)
         for _ in range(4):  # obstore repeats a request that fails
             kind = self.wild.fault(self.KINDS)
             if kind not in ("unreachable", "5xx"):
