@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from memstore.model.lookup_settings import AskOptions as AskOptions
     from memstore.store.memory_store import MemoryStore as MemoryStore
     from memstore.store.open_options import OpenOptions as OpenOptions
+    from memstore.store.transfer import export_document as export_document
+    from memstore.store.transfer import import_document as import_document
+    from memstore.store.transfer import pull_document as pull_document
 
 _HOME = {
     "Memory": "memstore.memory",
@@ -42,8 +45,11 @@ _HOME = {
     "OpenOptions": "memstore.store.open_options",
     "LandmarkModel": "memstore.model.landmark.landmark_model",
     "Source": "memstore.model.answer",
+    "export_document": "memstore.store.transfer",
+    "import_document": "memstore.store.transfer",
     "load_model": "memstore.model.landmark.landmark_model",
     "load_reader": "memstore.hf.load",
+    "pull_document": "memstore.store.transfer",
     "wrap": "memstore.hf.load",
 }
 

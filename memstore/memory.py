@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memstore.closing import Closing
 from memstore.compute import Compute
-from memstore.disk.format.document import Document
+from memstore.disk.format.document import LABELS, Document
 from memstore.errors import DocumentExists, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
 from memstore.model.answer import Answer, Matches
@@ -153,7 +153,8 @@ class Memory(Closing):
         ReadOnlyMemory, MemoryLocked.
         """
         _check_labels(labels)
-        return self.store.label(name, labels)
+        metadata = self.store.document(name).metadata
+        return self.store.describe(name, metadata | {LABELS: dict(labels)})
 
     def documents(self, where: Labels | None = None) -> list[Document]:
         """The ready documents, in the order in which they were added; where: only those whose
@@ -171,8 +172,10 @@ class Memory(Closing):
         return [self.store.forget(name, erase=erase) for name in names]
 
     def publish(self, url: str, names: Sequence[str] | None = None) -> "Published":
-        """Publish documents to an object store: see MemoryStore.publish."""
-        return self.store.publish(url, names)
+        """Publish documents to an object store: see store.transfer.publish_memory."""
+        from memstore.store.transfer import publish_memory
+
+        return publish_memory(self.store, url, names)
 
     # Questions
 

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 import memstore
-from memstore.disk.format.document import Document
-from memstore.disk.lmdb.transaction import Transaction
-from memstore.disk.tables.catalog import Catalog
 from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
 from memstore.store.open_options import OpenOptions
+from memstore.store.transfer import export_document, import_document, pull_document
 from support.diary import DIARY
 from support.fake_device import FakeDevice
 from support.paths import ROOT
@@ -78,13 +76,15 @@ def test_a_tilde_is_the_home_directory(
     monkeypatch.chdir(tmp_path)
     with memstore.open("~/memory", "~/model", device="cpu") as memory:
         (document,) = memory.add("~/diary.txt")
-        memory.store.export_document("diary.txt", "~/diary.memstore")
+        export_document(memory.store, "diary.txt", "~/diary.memstore")
         memory.remove("diary.txt")
-        assert memory.store.import_document("~/diary.memstore").name == document.name == "diary.txt"
+        assert (
+            import_document(memory.store, "~/diary.memstore").name == document.name == "diary.txt"
+        )
         memory.publish("file://~/published")
     monkeypatch.setenv("MEMSTORE_MODEL", "~/model")
     with memstore.open("~/new", device="cpu") as memory:
-        memory.store.pull("diary.txt", "file://~/published")
+        pull_document(memory.store, "diary.txt", "file://~/published")
         memory.reader.ingest(Path("~/diary.txt"), memory.store, name="again")
     cached: OpenOptions = {"local_cache": "~/cache"}
     with memstore.open("file://~/published", "~/model", device="cpu", options=cached) as memory:
@@ -113,22 +113,6 @@ def test_a_folder_is_read_beside_what_is_broken_in_it(tmp_path: Path) -> None:
         added = memory.add(folder, on_error=wrong.append)
         assert [row.name for row in added] == ["c.txt", "d.txt"]
         assert {type(one).__name__ for one in wrong} == {"DocumentExists", "UnreadableDocument"}
-
-
-def test_labels_are_stored_in_the_transactions_of_their_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored, put = [], Catalog.put_document
-
-    def note(catalog: Catalog, txn: Transaction, document: Document) -> None:
-        stored.append(document.labels)
-        put(catalog, txn, document)
-
-    monkeypatch.setattr(Catalog, "put_document", note)
-    with memstore.open(tmp_path / "memory", "books-1m", device="cpu") as memory:
-        for content in (DIARY, DIARY + "More."):
-            memory.add(text=content, name="diary", labels={"year": 1921}, replace=True)
-    assert len(stored) >= 4 and all(labels == {"year": 1921} for labels in stored)
 
 
 @pytest.mark.parametrize("value", [2**64, float("nan"), "\ud800"])

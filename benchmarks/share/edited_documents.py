@@ -31,6 +31,7 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.source_text import Text
 from memstore.share.object_store import ObjectStore
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import publish_memory
 
 
 class Requests:
@@ -143,7 +144,9 @@ class Steps:
         """Publish all of them, to a directory of those that are kept so."""
         url, requests = f"file://{self._place}/{keep}", Requests()
         with requests.counted():
-            seconds, report = timed(lambda: self._store.publish(url, keep=keep, replace=True))
+            seconds, report = timed(
+                lambda: publish_memory(self._store, url, keep=keep, replace=True)
+            )
         catalog, before = self._store._catalog, self._held
         with catalog.database.read() as txn:
             self._held = {row.digest: row.bytes for row in catalog.passages.all(txn)}

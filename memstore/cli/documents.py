@@ -3,6 +3,7 @@ the only one of them that needs the model.
 """
 
 import time
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -141,9 +142,10 @@ def export(
     Only a memory of the same model can import it.
     """
     from memstore.store.memory_store import MemoryStore
+    from memstore.store.transfer import export_document
 
     with MemoryStore.open(store, read_only=True) as memory:
-        written = memory.export_document(name, file)
+        written = export_document(memory, name, file)
     told = {"name": name, "file": str(file), "bytes": written}
     text = f"{console.one_line(name)}: exported to {file}, {console.size(written)}"
     console.result(told, text, as_json)
@@ -163,6 +165,7 @@ def import_(
     """Read an exported document into a memory; create the memory if it does not exist."""
     from memstore.share.document_file import DocumentFile
     from memstore.store.memory_store import MemoryStore
+    from memstore.store.transfer import import_document
     from memstore.store.write.admission import check_name
 
     exported = DocumentFile(file)
@@ -170,11 +173,11 @@ def import_(
     try:
         memory = MemoryStore.open(store)
     except MemoryNotFound:
-        exported.check()  # so that a bad file makes no memory
+        deque(exported.parts(), maxlen=0)  # so that a bad file makes no memory
         check_name(head.document.name if name is None else name)
         memory = MemoryStore.create(store, head.signature, selector=head.selector)
     with memory:
-        document = memory.import_document(file, name)
+        document = import_document(memory, file, name)
     console.result({"imported": document.told()}, _line(document, "imported"), as_json)
 
 

@@ -255,7 +255,9 @@ class _FileIngest:
         known = None if there is None or self.mode == "replace" else Source.of(there)
         if there is not None and there.state == "ready" and seen is not None and known == seen:
             if self.labels is not None:
-                self.memory.label(there.name, self.labels)
+                from memstore.disk.format.document import LABELS
+
+                self.memory.describe(there.name, there.metadata | {LABELS: self.labels})
             self.results.append(_result(there, "unchanged"))
             return
         changed = known is not None and seen is not None and known.is_of(seen)

@@ -60,12 +60,14 @@ def push(
     environment variables and files as those of the object store's own tools.
     """
     from memstore.store.memory_store import MemoryStore
+    from memstore.store.transfer import publish_memory
 
     with (
         MemoryStore.open(store, read_only=True) as memory,
         console.working("publishing", "documents") as show,
     ):
-        report = memory.publish(
+        report = publish_memory(
+            memory,
             url,
             names or None,
             progress=show,
@@ -94,7 +96,7 @@ def pull(
     from memstore.share.manifest import read_newest
     from memstore.share.open_object_store import open_object_store
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.transfer import PublishedDocument
+    from memstore.store.transfer import PublishedDocument, pull_document
     from memstore.store.write.admission import check_name
 
     try:
@@ -109,7 +111,7 @@ def pull(
             store, manifest.signature, codec=manifest.codec, selector=manifest.selector
         )
     with memory:
-        document = memory.pull(name, url, as_name)
+        document = pull_document(memory, name, url, as_name)
     size = f"{document.tokens:,} tokens, {console.size(document.bytes)}"
     text = f"{console.one_line(document.name)}: pulled, {size}"
     console.result({"pulled": asdict(document)}, text, as_json)

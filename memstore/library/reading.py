@@ -20,7 +20,7 @@ from memstore.hf.models_by_name import reader_named
 from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import PublishOptions, Sent
+from memstore.share.publish import PublishOptions, Sent, upload
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import on_device
 
@@ -118,9 +118,8 @@ def read_batch(job: Job, batch: Batch) -> Done:
             return Done(outcomes)
         objects = open_object_store(job.url, make=True)
         # what is not to be replaced was refused above
-        return Done(
-            outcomes, memory.send(objects, PublishOptions(keep=job.keep or "kv", replace=True))
-        )
+        options = PublishOptions(keep=job.keep or "kv", replace=True)
+        return Done(outcomes, upload(memory.committed.catalog, memory.ready(), objects, options))
 
 
 def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text: Text) -> Outcome:

@@ -151,7 +151,7 @@ class Documents:
         mode: as ModelAPI.ingest. Raises ApiError: 403 for a name that the key may not write, 409
         for a name in use; Busy, Stopped, ReadOnlyMemory, InvalidInput for an empty text.
         """
-        self._store.check_writable()
+        self._store.writable()
         name = text.name
         check_name(name)
         if not access.write or not access.sees(name):
@@ -176,7 +176,7 @@ class Documents:
         """Delete a document, and its upload. Raises ApiError (404; 409 for an upload that does not
         stop), MemoryLocked, ReadOnlyMemory.
         """
-        self._store.check_writable()
+        self._store.writable()
         with self._lock:
             upload = self._uploads.get(name) if access.sees(name) else None
         if upload is None:

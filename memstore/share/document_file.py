@@ -130,11 +130,6 @@ class DocumentFile:
         except (ValueError, CorruptMemory) as error:
             raise self._damaged(error) from error
 
-    def check(self) -> None:
-        """Read all of it. Raises InvalidInput."""
-        for _ in self.parts():
-            pass
-
     def get_range(self, name: str, offset: int, length: int) -> memoryview:
         """Bytes of the file, of exactly this length. Raises CorruptMemory, InvalidInput."""
         if offset + length > self._size:

@@ -198,23 +198,23 @@ def find_newest(objects: ObjectStore, folder: Path | None = None) -> Manifest | 
     a newer one, or another one of this number.
     """
     file: Path | None = None
-    before = 0, b""
+    seen, id_ = 0, b""  # of that one
     if folder is not None:
         name = blake2b(objects.identity.encode(), digest_size=20).hexdigest()
         file = folder / f"newest-{name}"
         with suppress(OSError, struct.error):
-            before = _SEEN.unpack(file.read_bytes())
+            seen, id_ = _SEEN.unpack(file.read_bytes())
     found = newest_number(objects)
     if found is None:
         return None
     manifest = read_manifest(objects, found)
-    if before[0] > found or (before[0] == found and before[1] != manifest.id):
-        what = "another manifest" if before[0] == found else "manifest"
+    if seen > found or (seen == found and id_ != manifest.id):
+        what = "another manifest" if seen == found else "manifest"
         raise StaleMemory(
-            f"{objects.url}: its newest is {what} {found}, but manifest {before[0]} was read before, "
-            f"so somebody has put back an older state; publish again, or delete {file} to accept it"
+            f"{objects.url}: its newest is {what} {found}, but manifest {seen} was read before, so "
+            f"somebody has put back an older state; publish again, or delete {file} to accept it"
         )
-    if file is not None and before[0] < found:
+    if file is not None and seen < found:
         # by a new file: another process reads the whole of one or of the other
         made = file.with_name(f"newest-{os.getpid()}-{threading.get_ident()}")
         with suppress(OSError):  # a full disk remembers nothing

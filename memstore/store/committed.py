@@ -21,54 +21,29 @@ if TYPE_CHECKING:
 _BY_ID = attrgetter("id")
 
 
-class Rows:
-    """Rows of every state. Safe for several threads: each call is answered from one state of it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._all: dict[int, Document] = {}
-        self._named: dict[str, set[int]] = {}  # of a name the numbers
-
-    def listed(self) -> list[Document]:
-        """Those that are ready or being read for the first time, oldest first."""
-        with self._lock:
-            return sorted((row for row in self._all.values() if row.is_listed), key=_BY_ID)
-
-    def named(self, name: str) -> list[Document]:
-        """All of a name, of whatever state, oldest first."""
-        with self._lock:
-            return [self._all[number] for number in sorted(self._named.get(name, ()))]
-
-    def by_number(self) -> dict[int, Document]:
-        """All of them; a copy."""
-        with self._lock:
-            return dict(self._all)
-
-    def change(self, changed: Mapping[int, Document | None]) -> None:
-        """Take rows as they are now; None for one that is gone."""
-        with self._lock:
-            for number, row in changed.items():
-                old = self._all.pop(number, None)
-                if old is not None:
-                    self._named[old.name].discard(number)
-                    if not self._named[old.name]:
-                        del self._named[old.name]
-                if row is not None:
-                    self._all[number] = row
-                    self._named.setdefault(row.name, set()).add(number)
-
-
 class Committed:
     """The documents of an open memory as `refresh` last saw them. Safe for several threads."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self.rows = Rows()
+        self._rows: dict[int, Document] = {}  # of every state
+        self._named: dict[str, set[int]] = {}  # of a name the numbers
+        self._lock = threading.Lock()  # of the rows
         self.writers: dict[int, DocumentWriter] = {}  # of this store, by document
         self._version = Version(0, -1)  # that was followed last
         self._changes: Changes | None = None  # of rows, that were followed
         self._retrieval: Retrieval | None = None
         self._following = threading.RLock()
+
+    def listed(self) -> list[Document]:
+        """Rows that are ready or being read for the first time, oldest first."""
+        with self._lock:
+            return sorted((row for row in self._rows.values() if row.is_listed), key=_BY_ID)
+
+    def named(self, name: str) -> list[Document]:
+        """All rows of a name, of whatever state, oldest first."""
+        with self._lock:
+            return [self._rows[number] for number in sorted(self._named.get(name, ()))]
 
     def refresh(self) -> None:
         """See what was committed since; nearly free where nothing was. Raises CorruptMemory."""
@@ -93,15 +68,12 @@ class Committed:
             self.follow()
 
     @contextmanager
-    def writing(self, name: str, *, wait: bool) -> Iterator[None]:
+    def writing(self, name: str) -> Iterator[None]:
         """Hold what writing under a name needs: other processes write nothing meanwhile, and other
-        threads no document of this name.
-
-        wait: for another process that writes, instead of raising MemoryLocked. Raises MemoryLocked
-        also, at once, where this process writes that document already; ReadOnlyMemory.
+        threads no document of this name. Raises MemoryLocked, ReadOnlyMemory.
         """
         database = self.catalog.database
-        with database.name_written(name), database.writer(wait=wait):
+        with database.name_written(name), database.writer():
             self.refresh()
             yield
 
@@ -120,8 +92,8 @@ class Committed:
                 if self._retrieval is not None:
                     self._retrieval.follow(txn, changed, but=self.writers)
                 if new is not None:
-                    new.follow(txn, self.rows.by_number() | changed, but=self.writers)
-            self.rows.change(changed)
+                    new.follow(txn, self._rows | changed, but=self.writers)
+            self._change(changed)
             self._version, self._changes = version, changes
 
     def _changed(self, txn: Transaction, changes: Changes) -> dict[int, Document | None]:
@@ -129,5 +101,17 @@ class Committed:
         numbers = changes.since(self._changes)
         if numbers is not None:
             return {number: self.catalog.row(txn, number) for number in sorted(numbers)}
-        gone = dict.fromkeys(self.rows.by_number())
+        gone = dict.fromkeys(self._rows)
         return gone | {row.id: row for row in self.catalog.documents(txn)}
+
+    def _change(self, changed: Mapping[int, Document | None]) -> None:
+        with self._lock:
+            for number, row in changed.items():
+                old = self._rows.pop(number, None)
+                if old is not None:
+                    self._named[old.name].discard(number)
+                    if not self._named[old.name]:
+                        del self._named[old.name]
+                if row is not None:
+                    self._rows[number] = row
+                    self._named.setdefault(row.name, set()).add(number)

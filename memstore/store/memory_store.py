@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -21,14 +21,13 @@ from memstore.block import BlockKey
 from memstore.closing import Closing
 from memstore.decode import T
 from memstore.disk.files import INDEX, remove_index
-from memstore.disk.format.document import LABELS, Document, IngestSettings
+from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
-from memstore.disk.format.text_parts import Keep, Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput, MemoryClosed, MemoryLocked, ReadOnlyMemory
-from memstore.paths import expanded
 from memstore.share.publication_options import is_url
 from memstore.store.committed import Committed
 from memstore.store.open_options import OpenOptions, check_open_options, open_catalog
@@ -37,12 +36,7 @@ from memstore.store.write import admission
 from memstore.store.write.admission import Mode
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it, or torch
-    from memstore.share.document_file import DocumentFile
-    from memstore.share.object_store import ObjectStore
-    from memstore.share.publish import PublishOptions, Sent
-    from memstore.share.publish import Report as Published
     from memstore.store.retrieve.retrieval import Retrieval
-    from memstore.store.transfer import PublishedDocument
     from memstore.store.verify import Report
     from memstore.store.write.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
@@ -56,13 +50,11 @@ class MemoryStore(Closing):
     other processes add, change or forget are noticed at the next call.
     """
 
-    def __init__(
-        self, catalog: Catalog, *, wait_for_writer: bool = False, **options: Unpack[OpenOptions]
-    ) -> None:
+    def __init__(self, catalog: Catalog, **options: Unpack[OpenOptions]) -> None:
         """Use MemoryStore.create, open or in_memory."""
         self.signature = catalog.signature
-        self._catalog, self._committed = catalog, Committed(catalog)
-        self._wait_for_writer, self._options = wait_for_writer, options
+        self.committed = Committed(catalog)
+        self._catalog, self._options = catalog, options
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
@@ -101,14 +93,12 @@ class MemoryStore(Closing):
         signature: Signature | None = None,
         *,
         read_only: bool = False,
-        wait_for_writer: bool = False,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """Open a memory; with a signature, only if it is of that model.
 
         path: its directory, or the URL of a published memory, which is only read (ShareOptions).
-        wait_for_writer: writing waits while another process writes, instead of raising
-        MemoryLocked. options: see OpenOptions.
+        options: see OpenOptions.
 
         Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, OlderFormat,
         CorruptMemory, MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also
@@ -124,7 +114,7 @@ class MemoryStore(Closing):
         except BaseException:
             catalog.close()
             raise
-        return cls(catalog, wait_for_writer=wait_for_writer, **options)
+        return cls(catalog, **options)
 
     @classmethod
     def in_memory(
@@ -149,7 +139,7 @@ class MemoryStore(Closing):
         if self._closed:
             return
         try:
-            for writer in list(self._committed.writers.values()):
+            for writer in list(self.committed.writers.values()):
                 writer.close()
         finally:
             self._closed = True
@@ -202,15 +192,8 @@ class MemoryStore(Closing):
         """
         documents, held = self.documents(), self._catalog.counts()
         passages = {"different": held.passages, "stored": held.stored, "bytes": held.bytes}
-        looked_up: dict[str, Any] = {
-            "landmarks": 0,
-            "tiers": {},
-            "computed": {"computed": 0, "damaged": 0, "away": 0},
-            "index": {"searches": 0, "rows": 0},
-        }
-        if self._retrieval is not None:
-            looked_up = self._retrieval.describe()
-        passages |= looked_up.pop("computed")
+        looked_up = {} if self._retrieval is None else self._retrieval.describe()
+        passages |= looked_up.pop("computed", {"computed": 0, "damaged": 0, "away": 0})
         alone = sum(document.bytes for document in documents if not document.of_passages)
         return {
             "model": None if self.signature.model is None else self.signature.model.title,
@@ -222,6 +205,9 @@ class MemoryStore(Closing):
             "file_bytes": self._catalog.database.file_bytes,
             "codec": self.codec,
             "manifest": self.manifest,
+            "landmarks": 0,
+            "tiers": {},
+            "index": {"searches": 0, "rows": 0},
             **looked_up,
         }
 
@@ -268,7 +254,7 @@ class MemoryStore(Closing):
         """
         retrieval = self.retrieval
         if self._catalog.source is None:
-            self._writable()
+            self.writable()
         return retrieval.build(top_k, progress)
 
     def update_index(self) -> bool:
@@ -280,7 +266,7 @@ class MemoryStore(Closing):
     def documents(self) -> list[Document]:
         """Every document, ready or still being read, oldest first."""
         self._refresh()
-        return self._committed.rows.listed()
+        return self.committed.listed()
 
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
         """The named documents, or every one that is read to its end, oldest first.
@@ -323,8 +309,8 @@ class MemoryStore(Closing):
         raise admission.no_document(name, self.documents(), self.place)
 
     def tokens(self, document: str | int, first: int = 0, end: int | None = None) -> TokenSpan:
-        """Content tokens `first` to `end` of a document (by name or id), and where their characters
-        begin; of a document of passages without the latter. Raises DocumentNotFound, CorruptMemory.
+        """Content tokens `first` to `end` of a document without passages (by name or id), and where
+        their characters begin. Raises DocumentNotFound, CorruptMemory.
         """
         return self._read(document, partial(read_tokens, first=first, end=end))
 
@@ -371,7 +357,6 @@ class MemoryStore(Closing):
         until the last is closed. Raises DocumentExists, InvalidInput, ReadOnlyMemory,
         MemoryLocked (also for a document that is being written), StorageFull.
         """
-        admission.check_mode(mode)
         admission.check_name(name)
         admission.check_metadata(metadata or {})
         admission.check_settings(settings, self.signature, self.selector)
@@ -380,10 +365,10 @@ class MemoryStore(Closing):
             return None
         from memstore.store.write.writer import DocumentWriter
 
-        committed = self._writable()
+        committed = self.writable()
         catalog, retrieval = committed.catalog, self.retrieval
         with ExitStack() as locks:
-            locks.enter_context(committed.writing(name, wait=self._wait_for_writer))
+            locks.enter_context(committed.writing(name))
             codec = catalog.codec if settings.passage_tokens is not None else ""
             wanted = Document(
                 0, name, "ingesting", source_hash=source_hash, metadata=metadata or {},
@@ -404,28 +389,23 @@ class MemoryStore(Closing):
             return writer
 
     def describe(self, name: str, metadata: dict[str, Any]) -> Document:
-        """Change what the row of a document says of it (`Document.metadata`), and return it.
+        """Change what the row of a document says of it (`Document.metadata`), and return it; equal
+        metadata write nothing.
 
         Raises DocumentNotFound, InvalidInput (no plain values), ReadOnlyMemory, MemoryLocked,
         StorageFull.
         """
         admission.check_metadata(metadata)
-        committed = self._writable()
-        with committed.writing(name, wait=self._wait_for_writer):
+        document = self.document(name)
+        if document.metadata == metadata:
+            return document
+        committed = self.writable()
+        with committed.writing(name):
             document = replace(self.document(name), metadata=metadata)
             catalog = committed.catalog
             catalog.database.write(lambda txn: catalog.put_document(txn, document))
         self._refresh()
         return document
-
-    def label(self, name: str, labels: Mapping[str, Any]) -> Document:
-        """Replace a document's labels, and return it; equal labels write nothing. Raises as
-        `describe`.
-        """
-        document = self.document(name)
-        if document.labels == labels:
-            return document
-        return self.describe(name, {**document.metadata, LABELS: dict(labels)})
 
     def forget(self, name: str, *, erase: bool = False) -> Document:
         """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return
@@ -436,11 +416,11 @@ class MemoryStore(Closing):
         which are built from all documents; all or nothing, and the memory is needed alone. Raises
         DocumentNotFound, ReadOnlyMemory, MemoryLocked, StorageFull (erase).
         """
-        committed = self._writable()
+        committed = self.writable()
         catalog = committed.catalog
-        with committed.writing(name, wait=self._wait_for_writer):
+        with committed.writing(name):
             document = self.document(name)
-            numbers = [row.id for row in committed.rows.named(name)]  # also what is half read
+            numbers = [row.id for row in committed.named(name)]  # also what is half read
 
             def work(txn: Transaction) -> None:
                 for number in numbers:
@@ -454,102 +434,6 @@ class MemoryStore(Closing):
         self._refresh()
         return document
 
-    # Moving documents
-
-    def export_document(self, name: str, file: Path | str) -> int:
-        """Write one ready document to a file that `import_document` reads; return its bytes. It may
-        take the place of an older export, never of anything else.
-
-        Raises DocumentNotFound, InvalidInput, StorageFull, CorruptMemory.
-        """
-        from memstore.share.document_file import check_target
-        from memstore.store.transfer import PublishedDocument, export_document
-
-        file = expanded(file)
-        check_target(file)
-        (document,) = self.ready([name])
-        if is_url(self.place):
-            return PublishedDocument.at(self.place, name).export(file)
-        return export_document(self._catalog, document, file)
-
-    def import_document(self, file: Path | str, name: str | None = None) -> Document:
-        """Read an exported document, under another name if one is given; the same content under the
-        same name is left unchanged.
-
-        Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat,
-        DocumentExists, StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
-        """
-        from memstore.share.document_file import DocumentFile
-
-        file = expanded(file)
-        return self._import(DocumentFile(file), file, name)
-
-    def _import(
-        self, source: "DocumentFile | PublishedDocument", place: Path | str, name: str | None
-    ) -> Document:
-        from memstore.store.transfer import import_document
-
-        original = source.head.document
-        name = original.name if name is None else name
-        admission.check_name(name)
-        committed = self._writable()
-        with committed.writing(name, wait=self._wait_for_writer):
-            found = admission.admit_import(self._named(name), original)
-            if found is None or found.state != "ready":
-                found = import_document(committed.catalog, source, place, name, found)
-        self._refresh()
-        return found
-
-    def publish(
-        self,
-        url: str,
-        names: Sequence[str] | None = None,
-        *,
-        keep: Keep = "kv",
-        replace: bool = False,
-        check: bool = False,
-        grace: float | None = None,
-        progress: Callable[[int, int], None] = lambda done, documents: None,
-    ) -> "Published":
-        """Publish the named documents, or every ready one, at a URL (docs/publishing.md). What is
-        there already is not sent again.
-
-        keep: "text" for no keys and values of passages, which readers compute as they need them.
-        replace: also in place of published documents of these names that hold other content. check:
-        read what is published of the documents, and send again what is damaged. grace: seconds,
-        where whoever prunes there gives another than 24 hours. progress: called with (documents
-        done, documents).
-
-        Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
-        StoreUnavailable, MemoryNotFound (no such bucket).
-        """
-        from memstore.share.publish import GRACE, PublishOptions
-        from memstore.store.transfer import publish_from
-
-        if is_url(self.place):
-            raise InvalidInput(f"{self.place} is published; publish from the memory's directory")
-        documents = self.ready(names, to="publish")
-        seconds = GRACE if grace is None else grace
-        options = PublishOptions(keep=keep, replace=replace, check=check, grace=seconds)
-        return publish_from(self._catalog, documents, url, options, progress)
-
-    def send(self, objects: "ObjectStore", options: "PublishOptions") -> "Sent":
-        """Upload every ready document for a manifest that another process writes. Raises as
-        `publish` does.
-        """
-        from memstore.share.publish import upload
-
-        return upload(self._catalog, self.ready(), objects, options)
-
-    def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
-        """Read a published document into this memory, as `import_document` does a file. Raises also
-        DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound.
-        """
-        from memstore.store.transfer import PublishedDocument
-
-        self._writable()
-        return self._import(PublishedDocument.at(url, name), url, as_name)
-
     # Maintenance
 
     def compact(self) -> tuple[int, int]:
@@ -558,7 +442,7 @@ class MemoryStore(Closing):
 
         Needs the memory to itself. Raises MemoryLocked, StorageFull, ReadOnlyMemory.
         """
-        committed = self._writable()
+        committed = self.writable()
         database = committed.catalog.database
         with database.writer():
             before = database.file_bytes
@@ -577,7 +461,7 @@ class MemoryStore(Closing):
         from memstore.store.verify import verify_memory
 
         self._check_open()
-        if repair and not is_url(self.place) and self._writable().catalog.database.names_written:
+        if repair and not is_url(self.place) and self.writable().catalog.database.names_written:
             raise MemoryLocked(
                 f"{self.place} is being written by this process; finish that document first"
             )
@@ -590,11 +474,11 @@ class MemoryStore(Closing):
     def _refresh(self) -> None:
         """Notice what was committed. Raises MemoryClosed, CorruptMemory."""
         self._check_open()
-        self._committed.refresh()
+        self.committed.refresh()
 
     def _named(self, name: str) -> list[Document]:
         self._refresh()
-        return self._committed.rows.named(name)
+        return self.committed.named(name)
 
     @property
     def _opened_retrieval(self) -> "Retrieval":
@@ -608,18 +492,15 @@ class MemoryStore(Closing):
             if self._retrieval is None:
                 opened = Retrieval(self._catalog, self._options)
                 try:
-                    self._committed.attach(opened)
+                    self.committed.attach(opened)
                 except BaseException:
                     opened.close()
                     raise
                 self._retrieval = opened
             return self._retrieval
 
-    def check_writable(self) -> None:
-        """Raises ReadOnlyMemory where the memory can only be read."""
-        self._writable()
-
-    def _writable(self) -> Committed:
+    def writable(self) -> Committed:
+        """The documents, to write to. Raises ReadOnlyMemory where the memory can only be read."""
         self._check_open()
         if self.read_only:
             if self._catalog.source is not None:
@@ -628,7 +509,7 @@ class MemoryStore(Closing):
                     "directory and publish that"
                 )
             raise ReadOnlyMemory(f"{self.place} is open for reading only; open it for writing")
-        return self._committed
+        return self.committed
 
     def _check_open(self) -> None:
         if self._closed:

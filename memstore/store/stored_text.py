@@ -25,16 +25,10 @@ def read_passages(
         )
     end = document.blocks if end is None else min(end, document.blocks)
     found: list[Passage] = []
-    if first >= end:
-        return found
-    at: int | None = None
-    for part in catalog.texts.passage_parts(txn, document.id, first, end):
-        if (at is None and part.first_block > first) or (at is not None and part.first_block != at):
-            break
-        at = part.end_block
+    for part in catalog.texts.passage_parts(txn, document.id, first, end) if first < end else ():
         low, high = max(0, first - part.first_block), max(0, end - part.first_block)
         found += part.passages[low:high]
-    if len(found) != end - first:
+    if len(found) < end - first:
         raise CorruptMemory(
             f"passages of document {document.name!r} in {catalog.database.path} are missing; run "
             "verify"
@@ -43,8 +37,7 @@ def read_passages(
 
 
 class TokenSpan(NamedTuple):
-    """A run of a document's tokens, with what is needed to find its characters; of a document of
-    passages it tells the tokens alone (`before` is empty, `char_start` 0).
+    """A run of a document's tokens, with what is needed to find its characters.
 
     The first token of `ids` begins char_start + (length of the text of `before`) characters into
     the document.
@@ -63,10 +56,6 @@ def read_tokens(
     """
     end = document.tokens if end is None else min(end, document.tokens)
     none = np.zeros(0, dtype=np.int64)
-    if document.of_passages:
-        passages = read_passages(catalog, txn, document, 0)
-        all_of_it = np.concatenate([none, *(each.ids for each in passages)])
-        return TokenSpan(all_of_it[first : max(0, end)], none, 0)
     if first >= end:
         return TokenSpan(none, none, 0)
     parts = list(catalog.texts.token_parts(txn, document.id, first, end))

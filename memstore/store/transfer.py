@@ -7,53 +7,78 @@ from pathlib import Path
 from memstore.block import RecordKey
 from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
-from memstore.disk.format.text_parts import decode_part
+from memstore.disk.format.text_parts import Keep, decode_part
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptBlock, CorruptMemory, DocumentNotFound, WrongModel
+from memstore.errors import CorruptBlock, CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
+from memstore.paths import expanded
 from memstore.share.contents import Entry, read_parts
-from memstore.share.document_file import DocumentFile, write_document
+from memstore.share.document_file import DocumentFile, check_target, write_document
 from memstore.share.document_parts import (
     Head,
     IndexRun,
     Part,
     Record,
     Tokens,
-    check_parts,
     stored_parts,
     usable_parts,
 )
 from memstore.share.manifest import Manifest, read_newest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import PublishOptions, Report, publish
+from memstore.share.publication_options import is_url
+from memstore.share.publish import GRACE, PublishOptions, Report, publish
+from memstore.store.memory_store import MemoryStore
+from memstore.store.write.admission import admit_import, check_name
 
 _BATCH_BYTES = 16 << 20  # of an import's transaction
 
 # Out of a memory
 
 
-def export_document(catalog: Catalog, document: Document, file: Path) -> int:
-    """Write a ready document to a new file; return its bytes. A file that exists is replaced at the
-    end.
+def export_document(store: MemoryStore, name: str, file: Path | str) -> int:
+    """Write one ready document to a file that `import_document` reads; return its bytes. It may
+    take the place of an older export, never of anything else.
 
-    Raises InvalidInput (the file cannot be written; the document changed), StorageFull,
-    CorruptMemory.
+    Raises DocumentNotFound, InvalidInput (the file cannot be written; the document changed),
+    StorageFull, CorruptMemory.
     """
+    file = expanded(file)
+    check_target(file)
+    (document,) = store.ready([name])
+    if is_url(store.place):
+        return PublishedDocument.at(store.place, name).export(file)
+    catalog = store.committed.catalog
     head = Head(catalog.signature.public, document, catalog.index_spec)
     return write_document(head, stored_parts(catalog, document), file)
 
 
-def publish_from(
-    catalog: Catalog,
-    documents: Sequence[Document],
+def publish_memory(
+    store: MemoryStore,
     url: str,
-    options: PublishOptions,
-    progress: Callable[[int, int], None],
+    names: Sequence[str] | None = None,
+    *,
+    keep: Keep = "kv",
+    replace: bool = False,
+    check: bool = False,
+    grace: float = GRACE,
+    progress: Callable[[int, int], None] = lambda done, documents: None,
 ) -> Report:
-    """Publish ready documents of a memory's directory, and its lists if all of their documents are
-    published. Raises as MemoryStore.publish does.
+    """Publish the named documents, or every ready one, at a URL (docs/publishing.md), and the lists
+    if all of their documents are published. What is there already is not sent again.
+
+    keep: "text" for no keys and values of passages, which readers compute as they need them.
+    replace: also in place of published documents of these names that hold other content. check:
+    read what is published of the documents, and send again what is damaged. grace: seconds, that
+    whoever prunes there gives. progress: called with (documents done, documents).
+
+    Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
+    StoreUnavailable, MemoryNotFound (no such bucket).
     """
+    if is_url(store.place):
+        raise InvalidInput(f"{store.place} is published; publish from the memory's directory")
+    catalog, documents = store.committed.catalog, store.ready(names, to="publish")
+    options = PublishOptions(keep, replace, check, grace)
     objects = open_object_store(url, make=True)
     report = publish(catalog, documents, objects, options, progress)
     lists = catalog.database.path / INDEX
@@ -99,48 +124,60 @@ class PublishedDocument:
         StoreUnavailable.
         """
         try:
-            yield from usable_parts(self.head, self._read())
+            yield from usable_parts(self.head, read_parts(self._objects, self._entry))
         except (ValueError, CorruptBlock) as error:
             raise CorruptMemory(
                 f"document {self._entry.row.name!r} at {self._objects.url} is damaged "
                 f"({error}); publish it again with --check"
             ) from error
 
-    def check(self) -> tuple[int, int]:
-        """Read all of it; return the number of its records and their bytes. Raises CorruptMemory,
-        StoreUnavailable.
-        """
-        return check_parts(self.head, self._read())
-
     def export(self, file: Path) -> int:
         """Write it to a new file, as `export_document` does; return its bytes. Raises
         CorruptMemory, StoreUnavailable, InvalidInput (the file), StorageFull.
         """
-        return write_document(self.head, self._read(), file)
-
-    def _read(self) -> Iterator[Part]:
-        return read_parts(self._objects, self._entry)
+        return write_document(self.head, read_parts(self._objects, self._entry), file)
 
 
 # Into a memory
 
 
-def _check_importable(catalog: Catalog, head: Head, source: Path | str) -> None:
-    """Raises WrongModel for a document of another model or selector than the memory's."""
-    path = catalog.database.path
-    catalog.signature.check_same(
-        head.signature, str(source), f"only a memory of that model can import it, and {path} is not"
-    )
-    if head.selector != catalog.index_spec:
-        specs = catalog.index_spec, head.selector
-        here, there = (spec.name if spec is not None else "none" for spec in specs)
-        raise WrongModel(
-            f"{source} was written for selector {there}, {path} has {here}, or another state of "
-            "it; import it into a memory with the same one"
-        )
+def import_document(store: MemoryStore, file: Path | str, name: str | None = None) -> Document:
+    """Read an exported document, under another name if one is given; the same content under the
+    same name is left unchanged.
+
+    Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat, DocumentExists,
+    StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
+    """
+    file = expanded(file)
+    return _import(store, DocumentFile(file), file, name)
 
 
-def import_document(
+def pull_document(store: MemoryStore, name: str, url: str, as_name: str | None = None) -> Document:
+    """Read a published document into a memory, as `import_document` does a file. Raises also
+    DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound.
+    """
+    store.writable()
+    return _import(store, PublishedDocument.at(url, name), url, as_name)
+
+
+def _import(
+    store: MemoryStore,
+    source: DocumentFile | PublishedDocument,
+    place: Path | str,
+    name: str | None,
+) -> Document:
+    original = source.head.document
+    name = original.name if name is None else name
+    check_name(name)
+    committed = store.writable()
+    with committed.writing(name):
+        found = admit_import(committed.named(name), original)
+        if found is None or found.state != "ready":
+            found = _store_document(committed.catalog, source, place, name, found)
+    return found
+
+
+def _store_document(
     catalog: Catalog,
     source: DocumentFile | PublishedDocument,
     place: Path | str,
@@ -152,8 +189,17 @@ def import_document(
 
     Raises WrongModel, StorageFull, and what reading the parts raises; the memory is as it was.
     """
-    _check_importable(catalog, source.head, place)
-    database = catalog.database
+    head, database, path = source.head, catalog.database, catalog.database.path
+    catalog.signature.check_same(
+        head.signature, str(place), f"only a memory of that model can import it, and {path} is not"
+    )
+    if head.selector != catalog.index_spec:
+        specs = catalog.index_spec, head.selector
+        here, there = (spec.name if spec is not None else "none" for spec in specs)
+        raise WrongModel(
+            f"{place} was written for selector {there}, {path} has {here}, or another state of "
+            "it; import it into a memory with the same one"
+        )
     imported = replace(source.head.document.portable(), name=name)
 
     def begin(txn: Transaction) -> int:

@@ -18,23 +18,14 @@ from memstore.disk.lmdb.database import Transaction
 from memstore.disk.lmdb.meta_pages import is_sound
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest, StoredPassage
-from memstore.errors import (
-    RESTORE,
-    CorruptMemory,
-    InvalidInput,
-    MemoryNotFound,
-    MemstoreError,
-    ObjectNotFound,
-    StoreUnavailable,
-)
+from memstore.errors import RESTORE, CorruptMemory, InvalidInput, MemoryNotFound, ObjectNotFound
 from memstore.paths import expanded
-from memstore.share.contents import Entry
+from memstore.share.contents import read_parts
 from memstore.share.document_parts import Head, check_parts, stored_parts
 from memstore.share.manifest import read_newest
 from memstore.share.object_store import ObjectStore, without_credentials
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import is_url
-from memstore.store.transfer import PublishedDocument
 
 _READ_BYTES = 1 << 24
 
@@ -301,10 +292,11 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
     problems: list[Problem] = []
     for entry in manifest.entries.values():
         try:
-            counted = PublishedDocument(objects, manifest, entry).check()
+            head = Head(manifest.signature, entry.row, manifest.selector)
+            counted = check_parts(head, read_parts(objects, entry))
             documents, found, size = documents + 1, found + counted[0], size + counted[1]
-        except MemstoreError as error:
-            problems.append(_problem(entry, error))
+        except (CorruptMemory, ObjectNotFound) as error:
+            problems.append(Problem(None, entry.row.name, str(error)))
     if manifest.lists:
         problems += _check_lists(objects)
     return Report(documents, found, size, problems)
@@ -326,10 +318,3 @@ def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
         pass
     except (CorruptMemory, ObjectNotFound, Unusable) as error:
         yield Problem(None, "", f"{error}; {again}")
-
-
-def _problem(entry: Entry, error: MemstoreError) -> Problem:
-    """What is damaged; that the store is away is not. Raises StoreUnavailable."""
-    if isinstance(error, StoreUnavailable) and not isinstance(error, ObjectNotFound):
-        raise error
-    return Problem(None, entry.row.name, str(error))

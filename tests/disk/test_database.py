@@ -261,22 +261,6 @@ def test_a_second_writer_is_refused_with_the_holders_process(path, database):
         database.write(put(b"b", b"2"))
 
 
-def test_a_second_writer_waits_when_asked_to(path, database):
-    with other_process(HOLD_WRITER, path) as process:
-        assert hear(process) == "holding"
-        released = threading.Event()
-
-        def release() -> None:
-            released.set()
-            say(process)
-
-        threading.Timer(0.1, release).start()
-        with database.writer(wait=True):
-            database.write(put(b"b", b"2"))
-        assert released.is_set()
-    assert get(database, b"b") == b"2"
-
-
 def test_a_forked_child_does_not_keep_its_dead_parents_lock(path, database):
     code = """
         database = Database.open(sys.argv[1])

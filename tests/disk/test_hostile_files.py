@@ -16,6 +16,7 @@ from memstore.child import python_command
 from memstore.disk.files import replacement
 from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document
 from memstore.store.verify import verify_memory
 from support.synthetic_documents import CHUNK, SIGNATURE, ingest
 
@@ -121,7 +122,7 @@ def test_new_memory_and_export_are_private_to_the_owner(tmp_path: Path, umask: i
         path = tmp_path / "memory"
         with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
             ingest(store, "a", text=1, tokens=100)
-            store.export_document("a", tmp_path / "a.memory")
+            export_document(store, "a", tmp_path / "a.memory")
     finally:
         os.umask(before)
     assert mode(path) == 0o700 and mode(tmp_path / "a.memory") == 0o600
@@ -146,7 +147,7 @@ def test_rewritten_files_preserve_permissions(memory: Path, tmp_path: Path, want
             store.compact()
             assert mode(memory / "data.mdb") == wanted
             store.build_index()
-            store.export_document("a", export)
+            export_document(store, "a", export)
     finally:
         os.umask(umask)
     assert mode(memory / "data.mdb") == mode(memory / "lock.mdb") == mode(export) == wanted

@@ -19,6 +19,7 @@ from memstore.model.answer import Source
 from memstore.model.document_text import block_texts
 from memstore.model.source_text import Text
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, import_document
 from support import made_documents as made
 from support.made_documents import Section
 from support.tiny_model import tiny_model
@@ -486,11 +487,11 @@ def test_places_go_with_an_export_and_the_folder_does_not(model, tmp_path: Path)
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         document = model.ingest(text, store)
         assert document.metadata["source"] == secret
-        store.export_document("a", tmp_path / "a.memstore")
+        export_document(store, "a", tmp_path / "a.memstore")
     assert b"of my home" not in (tmp_path / "a.memstore").read_bytes()
     assert b"letters" not in (tmp_path / "a.memstore").read_bytes()
     with MemoryStore.create(tmp_path / "other", model.signature) as store:
-        imported = store.import_document(tmp_path / "a.memstore")
+        imported = import_document(store, tmp_path / "a.memstore")
         assert imported.metadata.keys() == {"kind", "places"}
         assert unpack_places(imported.metadata) == list(text.places)
 

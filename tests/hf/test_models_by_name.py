@@ -11,6 +11,7 @@ from memstore.hf import models_by_name
 from memstore.hf.models_by_name import default_name, name_of, reader_named
 from memstore.share.document_file import DocumentFile
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, publish_memory
 from support.commands import run, write_model
 from support.fake_device import FakeDevice
 
@@ -70,8 +71,8 @@ def test_names_are_not_part_of_the_signature_and_paths_are_not_published(tmp_pat
     url = f"file://{tmp_path}/published"
     with MemoryStore.create(tmp_path / "memory", model.signature) as store:
         model.ingest("A text that is read by a small model. " * 9, store, name="text")
-        store.export_document("text", tmp_path / "exported")
-        store.publish(url)
+        export_document(store, "text", tmp_path / "exported")
+        publish_memory(store, url)
     public = ModelName("tiny")
     assert DocumentFile(tmp_path / "exported").head.signature.model == public
     with MemoryStore.open(url) as published:

@@ -19,6 +19,7 @@ from memstore.share.manifest import read_newest
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import prune, unpublish
 from memstore.store.retrieve import first_stage
+from memstore.store.transfer import publish_memory
 from support import made_documents as made
 from support.commands import run
 from support.libraries import Here, clean, content, folder, ingest, job, one_process, passages
@@ -133,7 +134,7 @@ def test_a_large_library_is_searched_in_two_stages(
     url = f"file://{tmp_path}/many"
     with create(tmp_path / "m") as store:
         add(store, "large", 1, 300)
-        store.publish(url)
+        publish_memory(store, url)
     assert not index_library(url, lambda done, tokens: None)
     monkeypatch.setattr(first_stage, "PAYING", 12 * 300)
     told: list[tuple[int, int]] = []

@@ -12,6 +12,7 @@ from memstore.errors import StoreUnavailable
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import publish_memory
 from support.diary import ANSWER, QUESTION, write_diary
 from support.published import Wild, WildPlace, open_at
 from support.serving import serving_store
@@ -27,7 +28,7 @@ def path(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A memory with the diary and the letter; beside it, it is published."""
     path = tmp_path_factory.mktemp("published")
     with MemoryStore.open(write_diary(path / "mem", model)) as store:
-        store.publish(f"file://{path}/there")
+        publish_memory(store, f"file://{path}/there")
     return path
 
 

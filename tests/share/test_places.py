@@ -19,6 +19,7 @@ from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import prune, unpublish
 from memstore.share.ranges import OBJECT_BYTES
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, publish_memory, pull_document
 from memstore.store.verify import verify_memory
 from support.services import (
     AZURE_ENVIRONMENT,
@@ -129,16 +130,16 @@ def test_a_memory_is_published_pulled_and_pruned(url: str, tmp_path: Path) -> No
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 100)
         ingest(store, "b", 60, text=2)
-        first = store.publish(url)
+        first = publish_memory(store, url)
         assert (first.number, first.documents) == (1, ["a", "b"])
         ingest(store, "a", 130, mode="replace")
-        assert store.publish(url, ["a"], replace=True).documents == ["a"]
-        assert store.publish(url).there == ["a", "b"]
+        assert publish_memory(store, url, ["a"], replace=True).documents == ["a"]
+        assert publish_memory(store, url).there == ["a", "b"]
         assert verify_memory(url).documents == 2
         with MemoryStore.create(tmp_path / "copy", SIGNATURE) as copy:
-            copy.pull("a", url)
+            pull_document(copy, "a", url)
             for memory, file in ((store, "original"), (copy, "copied")):
-                memory.export_document("a", tmp_path / file)
+                export_document(memory, "a", tmp_path / file)
         assert (tmp_path / "copied").read_bytes() == (tmp_path / "original").read_bytes()
     place = open_object_store(url)
     assert unpublish(place, ["a"]) == 3
@@ -156,7 +157,7 @@ def test_a_fork_of_a_process_that_called_a_store_is_refused_at_once(
 ) -> None:
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 40)
-        store.publish(url)
+        publish_memory(store, url)
     with MemoryStore.open(url) as reader:
         tasks: list[Callable[[], object]] = [
             lambda: reader.tokens("a"),
@@ -195,7 +196,7 @@ def test_publishers_at_the_same_time_lose_nothing(url: str, tmp_path: Path) -> N
             numbers = []
             for number in range(2):
                 ingest(store, f"{who}-{number}", 16, text=who)
-                numbers.append(store.publish(url, [f"{who}-{number}"]).number)
+                numbers.append(publish_memory(store, url, [f"{who}-{number}"]).number)
         return numbers
 
     with ThreadPoolExecutor(5) as pool:
@@ -211,7 +212,7 @@ def test_a_memory_is_seen_by_another_process(url: str, tmp_path: Path) -> None:
         pytest.skip("it is in this process")
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 40)
-        store.publish(url)
+        publish_memory(store, url)
     code = "import atexit, sys; from memstore.cli.main import main; "
     code += "atexit.register(lambda: print('torch' in sys.modules)); main()"
     command = [sys.executable, "-c", code, "verify", "--store", url]
@@ -220,24 +221,11 @@ def test_a_memory_is_seen_by_another_process(url: str, tmp_path: Path) -> None:
     assert done.stdout.endswith("\nFalse\n")
 
 
-def test_what_a_killed_publisher_was_writing_is_pruned(tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/library"
-    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
-        ingest(store, "a", 20)
-        store.publish(url)
-    left = tmp_path / "library" / "manifests" / "0123456789abcdef#1"
-    left.write_bytes(bytes(99))
-    place = open_object_store(url)
-    assert read_newest(place).number == 1  # no listing shows it
-    assert prune(place) == (0, 0, 0) and left.exists()  # it may be being written
-    assert prune(place, grace=-10) == (0, 1, 99) and not left.exists()
-
-
 def test_a_manifest_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/library"
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 40)
-        store.publish(url)
+        publish_memory(store, url)
     (file,) = (path for path in (tmp_path / "library" / "manifests").rglob("*") if path.is_file())
     os.truncate(file, OBJECT_BYTES + 1)  # sparse
     with pytest.raises(CorruptMemory, match=r"has 268,435,457 bytes, which should be .* at most"):

@@ -10,6 +10,7 @@ import pytest
 from memstore.errors import DocumentExists, DocumentNotFound, WrongModel
 from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import pull_document
 from memstore.store.verify import verify_published
 from support.places import Killed, WatchedPlace
 from support.publishing import names, same_as, send
@@ -50,7 +51,7 @@ def test_what_is_said_of_a_document_is_sent_without_its_content(
     assert (report.documents, report.segments) == (["a"], 0)
     same_as(memory, place, tmp_path, "a")
     with MemoryStore.create(tmp_path / "other", SIGNATURE) as other:
-        assert other.pull("a", place.url).metadata == {"author": "x"}
+        assert pull_document(other, "a", place.url).metadata == {"author": "x"}
         assert send(other, place).documents == []
 
 
@@ -151,7 +152,7 @@ def test_another_model_or_selector_is_refused(
         with pytest.raises(WrongModel, match="weights"):
             send(foreign, place)
         with pytest.raises(WrongModel):
-            foreign.pull("a", place.url)
+            pull_document(foreign, "a", place.url)
         assert [file for file in (tmp_path / "foreign").iterdir() if "partial" in file.name] == []
     with pytest.raises(DocumentNotFound, match="no document 'b'"):
-        memory.pull("b", place.url)
+        pull_document(memory, "b", place.url)

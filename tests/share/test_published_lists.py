@@ -13,6 +13,7 @@ from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import publish_memory
 from memstore.store.verify import verify_memory
 from support.many_passages import PROPOSED, add, create, everything, question, search_by_lists
 
@@ -40,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for text in range(1, DOCUMENTS + 1):
             add(store, str(text), text, EACH)
         url = f"file://{path}/published"
-        store.publish(url)
+        publish_memory(store, url)
         with open_(url) as there:
             assert there.update_index()
             built = there.build_index()
@@ -109,7 +110,7 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
         add(memory, "3", 33, EACH - 7, mode="replace")
         add(memory, "1", 1, EACH + 9, mode="replace")
         add(memory, "new", 5, 20)
-        memory.publish(url, replace=True)
+        publish_memory(memory, url, replace=True)
         unpublish(objects_of(url), ["2"])
         reader._catalog.database.refresh()
         new = opened.enter_context(open_(url))
@@ -183,14 +184,14 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
 def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/other"
     memory.build_index()
-    memory.publish(url, ["1", "2", "3"])
+    publish_memory(memory, url, ["1", "2", "3"])
     # they tell of a document that is not published
     assert not lists_of(url)
     here = by_name(memory, 0)
-    memory.publish(url)
+    publish_memory(memory, url)
     newest = read_newest(objects_of(url))
     assert newest.lists
-    memory.publish(url)
+    publish_memory(memory, url)
     assert read_newest(objects_of(url)) == newest
     with open_(url) as there:
         found = by_name(there, 0)

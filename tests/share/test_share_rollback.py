@@ -14,6 +14,7 @@ from memstore.share.manifest import manifest_name, read_manifest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import publish_memory
 from support.published import open_at
 from support.synthetic_documents import SIGNATURE, ingest
 
@@ -25,7 +26,7 @@ def place(tmp_path: Path) -> ObjectStore:
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         for name in "ab":
             ingest(store, name, 40)
-            store.publish(url)
+            publish_memory(store, url)
     return open_object_store(url)
 
 

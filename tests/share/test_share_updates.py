@@ -22,6 +22,7 @@ from memstore.share import publication
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import publish_memory
 
 QUESTION = "What is the price of the brown mare?"
 OLD, NEW = "The price of the brown mare is 310.", "The price of the brown mare is 777."
@@ -53,14 +54,14 @@ class Library:
     def replace(self) -> None:
         """The mare has another price, and is shorter."""
         self.write("mare", f"{NEW} {FILL[:400]}")
-        self.memory.publish(self.url, ["mare"], replace=True)
+        publish_memory(self.memory, self.url, ["mare"], replace=True)
 
     def remove(self, name: str = "mare") -> None:
         unpublish(open_object_store(self.url), [name])
 
     def add(self) -> None:
         self.write("more", f"The price of the grey mare is 12. {FILL}")
-        self.memory.publish(self.url, ["more"])
+        publish_memory(self.memory, self.url, ["more"])
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def written(model: ModelAPI, tmp_path_factory: pytest.TempPathFactory) -> Path:
         made = Library(path, model, memory)
         made.write("mare", f"{OLD} {FILL}")
         made.write("other", FILL)
-        memory.publish(made.url)
+        publish_memory(memory, made.url)
     return path
 
 

@@ -16,6 +16,7 @@ from memstore.share.local_cache import LocalCache
 from memstore.share.manifest import read_newest
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, import_document, publish_memory
 from memstore.store.verify import verify_memory
 from support.published import Wild, WildServer, open_at
 from support.publishing import contents_of
@@ -156,10 +157,10 @@ def test_text_alone_travels(reader, tmp_path) -> None:
     with create(reader, tmp_path / "text") as text:
         reader.ingest(TEXT, text, name="text", keep="text")
         expected = states(reader, text, "text", [1])
-        text.export_document("text", tmp_path / "file")
-        text.publish(f"file://{tmp_path}/published")
+        export_document(text, "text", tmp_path / "file")
+        publish_memory(text, f"file://{tmp_path}/published")
     with create(reader, tmp_path / "other") as other:
-        other.import_document(tmp_path / "file")
+        import_document(other, tmp_path / "file")
         assert torch.equal(states(reader, other, "text", [1]), expected)
         assert other.verify().clean
     url = f"file://{tmp_path}/published"
@@ -222,7 +223,7 @@ def test_passages_that_cannot_be_had_are_computed_or_left_out_and_their_document
 ) -> None:
     url = f"file://{tmp_path}/published"
     expected = states(reader, store, "kept", [0, 1, 2])
-    store.publish(url)
+    publish_memory(store, url)
     with MemoryStore.open(url) as away:
         number, lease = away.document("kept").id, away.lease
         ((gone, _),) = away.retrieval.stored_at([(number, 1)])
@@ -257,7 +258,7 @@ def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
 ) -> None:
     url = f"file://{tmp_path}/published"
     expected = states(reader, store, "kept", [0, 3, 5])
-    store.publish(url, keep="text")
+    publish_memory(store, url, keep="text")
     with MemoryStore.open(url) as away:
         asked = [reader.ask(QUESTION, memory, max_new_tokens=4) for memory in (store, away)]
         assert asked[0].tokens == asked[1].tokens
@@ -285,7 +286,7 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
 ) -> None:
     url = f"file://{tmp_path}/published"
     expected = states(reader, store, "kept", [0, 3])
-    store.publish(url)
+    publish_memory(store, url)
     place = open_object_store(url)
     (entry,) = read_newest(place).entries.values()
     record = contents_of(place, entry).record(0, 0)

@@ -20,6 +20,7 @@ from memstore.disk.format.keys import record_range
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.errors import CorruptMemory, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document
 from memstore.store.verify import verify_memory
 from support.fork_server import (
     BUDGET,
@@ -99,7 +100,7 @@ def test_killed_changes_leave_the_old_or_the_new_state(
     export = tmp_path / "export"
     with MemoryStore.open(origin, host_budget=BUDGET) as store:
         ingest(store, "comes", 20 * CHUNK + 5, text=5)
-        store.export_document("comes", export)
+        export_document(store, "comes", export)
         store.forget("comes")
         ingest(store, "grows", 20 * CHUNK + 3, text=2)
         ingest(store, "changes", 20 * CHUNK, text=1)

@@ -18,6 +18,7 @@ from memstore.disk.format.document import Document
 from memstore.disk.format.text_parts import Passage
 from memstore.errors import MemoryLocked
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, import_document
 from support import passage_documents
 from support.fork_server import RIGHT, ForkServer
 from support.selected_documents import FORM
@@ -337,7 +338,7 @@ def test_a_killed_import_is_forgotten_or_done_again(
     path: Path, children: ForkServer, tmp_path: Path
 ) -> None:
     with opened(path) as store:
-        store.export_document(SECRET, tmp_path / "export")
+        export_document(store, SECRET, tmp_path / "export")
         store.forget(SECRET, erase=True)
     code = """
 import os, signal
@@ -352,7 +353,7 @@ def count(*given):
     store_batch(*given)
 transfer._store = count
 with MemoryStore.open(arguments[0]) as store:
-    store.import_document(arguments[1])
+    transfer.import_document(store, arguments[1])
 """
     said = tmp_path / "said"
     assert children.run("python_job", said, code, path, tmp_path / "export") == -signal.SIGKILL
@@ -365,7 +366,7 @@ with MemoryStore.open(arguments[0]) as store:
         check_rest(store)
     assert found(path) == {}
     with opened(again) as store:
-        document = store.import_document(tmp_path / "export")
+        document = import_document(store, tmp_path / "export")
         assert [row.state for row in store.documents()] == ["ready"] * 3
         assert store.tokens(document.id).ids.tolist() == IDS.tolist()
     assert is_whole(again)

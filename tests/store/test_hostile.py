@@ -24,12 +24,13 @@ from memstore.block import BlockKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptMemory, InvalidInput, MemstoreError, NewerFormat, OlderFormat
+from memstore.errors import CorruptMemory, InvalidInput, MemstoreError
 from memstore.share.contents import decompressed
 from memstore.share.document_file import DocumentFile, _trailer, write_document
 from memstore.share.document_parts import Head, Part, PartOrder, Record, Tokens
-from memstore.share.manifest import FORMAT, pack
+from memstore.share.manifest import pack
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, import_document
 from memstore.store.verify import verify_memory
 from support import passage_documents, selected_documents
 from support.crafted import NAN, WRONG, changed, damaged, fuzzed, places
@@ -81,7 +82,7 @@ def case(
     path = tmp_path_factory.mktemp("hostile")
     with create(request.param, path / "from") as store:
         fill(request.param, store)
-        store.export_document("book", path / "export")
+        export_document(store, "book", path / "export")
     with create(request.param, path / "memory") as store:
         other = passage_documents.ingest if store.selector else ingest
         other(store, "kept", 20, text=2)
@@ -147,20 +148,23 @@ def imported(store: MemoryStore, file: Path) -> bool:
     assert store.path is not None
     before = contents(store)
     try:
-        document = store.import_document(file)
+        document = import_document(store, file)
     except MemstoreError as error:
         assert str(error) and contents(store) == before
         return False
     assert is_whole(store.path)
     json.dumps([asdict(row) for row in store.documents()], allow_nan=False, default=bytes.hex)
-    assert document.blocks and len(store.tokens(document.id).ids) == document.tokens
+    assert document.blocks
     scope = [(document.id, 0, document.blocks)]
     if store.selector:
+        passages = store.passages(document.id)
+        assert sum(len(passage.ids) for passage in passages) == document.tokens
         assert torch.isfinite(store.retrieval.selected.token_maxima(QUESTION, scope)).all()
         assert torch.isfinite(
             store.retrieval.selected.word_scores({7: 1.0, 1001: 2.0}, scope)
         ).all()
     else:
+        assert len(store.tokens(document.id).ids) == document.tokens
         for layer in SIGNATURE.memory_layers:
             hits = store.retrieval.search_landmarks(layer, torch.ones(HEADS, 1, DIM), scope, 2)
             assert torch.isfinite(hits.scores).all()
@@ -168,7 +172,7 @@ def imported(store: MemoryStore, file: Path) -> bool:
                 with store.lease([BlockKey(document.id, layer, block, 0)]) as held:
                     assert torch.isfinite(held.k[held.slots]).all()
                     assert torch.isfinite(held.v[held.slots]).all()
-    store.export_document(document.name, file.with_name("again"))
+    export_document(store, document.name, file.with_name("again"))
     store.forget(document.name)
     assert contents(store) == before
     return True
@@ -252,38 +256,21 @@ def test_export_with_a_byte_after_its_end_is_refused(case: Case, tmp_path: Path)
     assert not imported(case.store, tmp_path / "file")
 
 
-@pytest.mark.parametrize(
-    ("by", "error", "words"),
-    [(1, NewerFormat, "update memstore"), (-1, OlderFormat, "export them again")],
-)
-def test_an_export_of_another_format_is_named(
-    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: int,
-    error: type[MemstoreError], words: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(pack, "__kwdefaults__", {"number": FORMAT + by})
-    store.export_document("kept", tmp_path / "file")
-    monkeypatch.undo()
-    with pytest.raises(error, match=words):
-        store.import_document(tmp_path / "file")
-    store.export_document("kept", tmp_path / "file")  # may replace it
-    assert store.import_document(tmp_path / "file").name == "kept"
-
-
 def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     signature = replace(SIGNATURE, architecture={"vocab_size": 1000})
     with MemoryStore.create(tmp_path / "memory", signature) as store:
         ingest(store, "book", CHUNK)  # with tokens up to 2,000
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("memstore.share.contents.PartOrder", Lenient)
-            store.export_document("book", tmp_path / "file")
+            export_document(store, "book", tmp_path / "file")
         store.forget("book")
         with pytest.raises(InvalidInput, match="vocabulary"):
-            store.import_document(tmp_path / "file")
+            import_document(store, tmp_path / "file")
 
 
 def test_stored_numbers_that_are_not_finite_are_refused(store: MemoryStore, tmp_path: Path) -> None:
     ingest(store, "book", CHUNK)
-    store.export_document("book", tmp_path / "file")
+    export_document(store, "book", tmp_path / "file")
     exported = DocumentFile(tmp_path / "file")
     parts = [*exported.parts()]
     store.forget("book")
@@ -291,7 +278,7 @@ def test_stored_numbers_that_are_not_finite_are_refused(store: MemoryStore, tmp_
     numbers = np.full((HEADS, 2, BLOCK, DIM), NAN, "<f2").tobytes()
     parts[at] = record._replace(data=resigned(record.data[: -len(numbers)] + numbers))
     with pytest.raises(InvalidInput, match="not finite"):
-        store.import_document(write(tmp_path / "other", exported.head, parts))
+        import_document(store, write(tmp_path / "other", exported.head, parts))
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])

@@ -6,15 +6,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.keys import tokens_key
-from memstore.errors import CorruptMemory, DocumentExists, InvalidInput
+from memstore.errors import CorruptMemory, InvalidInput
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, import_document, publish_memory, pull_document
 from support.passage_documents import (
     SETTINGS,
     add,
@@ -66,8 +66,8 @@ def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, dat
         sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
         document = ingest(store, "a", count, text=text, batches=sizes, commit_bytes=3000)
         check_content(store, document, text)
-        store.export_document("a", path / "file")
-        store.publish(f"file://{path}/published")
+        export_document(store, "a", path / "file")
+        publish_memory(store, f"file://{path}/published")
         store.compact()
         check_content(store, document, text)
     with create(path / "imported") as other, create(path / "pulled") as third:
@@ -75,8 +75,8 @@ def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, dat
             for _ in range(document.id - 1):
                 with store.write_document("a", source_hash="", settings=SETTINGS):
                     pass
-        check_content(other, other.import_document(path / "file"), text)
-        check_content(third, third.pull("a", f"file://{path}/published"), text)
+        check_content(other, import_document(other, path / "file"), text)
+        check_content(third, pull_document(third, "a", f"file://{path}/published"), text)
     with opened(f"file://{path}/published") as away:
         check_content(away, away.document("a"), text)
         assert away.verify().clean
@@ -86,12 +86,9 @@ def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, dat
     shutil.rmtree(path)
 
 
-def test_a_document_of_passages_tells_its_tokens_and_its_passages(store) -> None:
+def test_a_document_of_passages_gives_some_of_them(store) -> None:
     document = ingest(store, "a", 20)
     assert document.memory_layers(store.signature) == [0] and is_whole(store.path)
-    ids = np.concatenate([each.ids for each in passages(1, 0, 20)])
-    assert np.array_equal(store.tokens("a").ids, ids)
-    assert np.array_equal(store.tokens("a", 5, 9).ids, ids[5:9])
     assert same(store.passages("a", 3, 9), passages(1, 3, 9)) and not store.passages("a", 99)
 
 
@@ -150,19 +147,4 @@ def test_parts_that_are_missing_are_noticed(store, gone: int) -> None:
         with pytest.raises(CorruptMemory):
             store.passages("a", gone, gone + 1)
         with pytest.raises(CorruptMemory):
-            store.export_document("a", store.path.parent / "file")
-
-
-def test_another_text_is_published_over_a_document_only_where_that_is_said(store, tmp_path) -> None:
-    url = f"file://{tmp_path}/published"
-    ingest(store, "a", 5)
-    store.publish(url)
-    store.describe("a", {"author": "x"})
-    assert store.publish(url).documents == ["a"]  # the same text, of which the row says more
-    for text, count in ((1, 9), (2, 5)):
-        ingest(store, "a", count, text=text, mode="replace")
-        with pytest.raises(DocumentExists, match="--replace"):
-            store.publish(url)
-    store.publish(url, replace=True)
-    with opened(url) as away:
-        check_content(away, away.document("a"), 2)
+            export_document(store, "a", store.path.parent / "file")

@@ -18,12 +18,12 @@ from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import MemoryNotFound
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, import_document
 from memstore.store.verify import verify_memory
 from support import killed_calls
 from support.fork_server import KILLED, PASSAGES, RIGHT, ForkServer, read_passages_job, shared_job
 from support.passage_documents import (
     SETTINGS,
-    add,
     check_content,
     ingest,
     ingest_known,
@@ -79,13 +79,6 @@ def test_the_same_text_under_another_name_is_stored_once(store) -> None:
     assert not records(store) and not told(store) and is_whole(store.path)
 
 
-def test_a_writer_that_was_not_told_stores_nothing_twice(store) -> None:
-    ingest(store, "a", COUNT)
-    there = records(store)
-    check_content(store, ingest(store, "b", COUNT + 5, source_hash="other"), 1)
-    assert records(store) == there + 5
-
-
 def test_only_what_is_new_is_read_for_a_replacement(store) -> None:
     ingest(store, "a", COUNT)
     assert ingest_known(store, "a", COUNT + 3, mode="replace") == 3
@@ -118,21 +111,6 @@ def test_passages_may_be_text_alone(store) -> None:
     assert is_whole(store.path)
 
 
-def test_two_writers_of_the_same_text_store_it_once(store) -> None:
-    one = store.write_document("a", source_hash="a", settings=SETTINGS, commit_bytes=1)
-    other = store.write_document("b", source_hash="b", settings=SETTINGS, commit_bytes=1)
-    with one, other:
-        for first in range(0, COUNT, 5):
-            for writer in (one, other):
-                add(writer, 1, first, first + 5)
-        one.finish()
-        other.finish()
-    assert records(store) == COUNT
-    for name in ("a", "b"):
-        check_content(store, store.document(name), 1)
-    assert set(told(store).values()) == {2} and is_whole(store.path)
-
-
 def test_erasing_leaves_what_others_hold(store) -> None:
     ingest(store, "a", COUNT)
     ingest_known(store, "b", COUNT // 2)
@@ -143,9 +121,9 @@ def test_erasing_leaves_what_others_hold(store) -> None:
 
 def test_an_import_shares_what_is_there(store, tmp_path) -> None:
     ingest(store, "a", COUNT)
-    store.export_document("a", tmp_path / "file")
+    export_document(store, "a", tmp_path / "file")
     there = records(store)
-    check_content(store, store.import_document(tmp_path / "file", "b"), 1)
+    check_content(store, import_document(store, tmp_path / "file", "b"), 1)
     assert records(store) == there and set(told(store).values()) == {2}
     store.forget("a")
     check_content(store, store.document("b"), 1)
@@ -207,9 +185,9 @@ def test_another_codec_is_another_passage(tmp_path) -> None:
     for codec in ("raw", "zstd"):
         with create(tmp_path / codec, codec=codec) as store:
             ingest(store, "a", 9)
-            store.export_document("a", tmp_path / f"{codec}.file")
+            export_document(store, "a", tmp_path / f"{codec}.file")
     with MemoryStore.open(tmp_path / "raw", host_budget=1 << 20) as store:
-        document = store.import_document(tmp_path / "zstd.file", "b")
+        document = import_document(store, tmp_path / "zstd.file", "b")
         assert document.codec == "zstd" and document.bytes != store.document("a").bytes
         for name in ("a", "b"):
             check_content(store, store.document(name), 1)
@@ -227,7 +205,7 @@ def begun(tmp_path: Path) -> tuple[Path, Path]:
         ingest(store, "erased", PASSAGES // 2)
         ingest(store, "stays", PASSAGES // 3)
         ingest(store, "changes", PASSAGES // 2, text=2)
-        store.export_document("goes", export)
+        export_document(store, "goes", export)
     return origin, export
 
 
@@ -276,7 +254,7 @@ def test_an_export_and_a_publication_killed_at_any_call_are_as_before_or_complet
     rng, (memory, export), told_calls = Random(12), begun, tmp_path / "calls"
     older = tmp_path / "older"
     with MemoryStore.open(memory, host_budget=1 << 20) as store:
-        store.export_document("stays", older)
+        export_document(store, "stays", older)
 
     def killed(call: int) -> tuple[int, Path, str]:
         file, url = tmp_path / f"{call}.file", f"file://{tmp_path}/{call}"
@@ -338,5 +316,5 @@ def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> 
             other.forget("book")
         held = store.tiers.host.bytes
         k = torch.ones(1, store.signature.head_dim, dtype=torch.float16)
-        store.retrieval.computed.take(document.id, 0, k, k, 0.0)
+        store.retrieval.take_computed(document.id, 0, k, k, 0.0)
         assert store.tiers.host.bytes == held

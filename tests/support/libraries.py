@@ -23,6 +23,7 @@ from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import prune
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import publish_memory, pull_document
 from memstore.store.verify import verify_published
 from support.passage_reader import reader_of
 from support.synthetic_documents import stored
@@ -101,7 +102,7 @@ def one_process(path: Path, memory: Path, url: str, **options: Any) -> None:
     with made as store:
         for file in find([str(path)]).files:
             tiny().ingest(file.path, store, name=file.name, **options)
-        store.publish(url, keep=options.get("keep", "kv"))
+        publish_memory(store, url, keep=options.get("keep", "kv"))
 
 
 def content(url: str, tmp_path: Path) -> dict[str, dict[bytes, bytes]]:
@@ -114,7 +115,7 @@ def content(url: str, tmp_path: Path) -> dict[str, dict[bytes, bytes]]:
     )
     with made as store:
         for name in manifest.entries:
-            store.pull(name, url)
+            pull_document(store, name, url)
     return stored(path)
 
 

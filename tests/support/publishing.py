@@ -10,6 +10,7 @@ from memstore.share.object_store import ObjectStore
 from memstore.share.publish import PublishOptions, Report, publish
 from memstore.share.segments import SEGMENT_BYTES
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, pull_document
 from memstore.store.verify import verify_published
 from support.places import WatchedPlace, in_memory
 
@@ -44,10 +45,10 @@ def same_as(store: MemoryStore, place: WatchedPlace, tmp_path: Path, *wanted: st
     other = tmp_path / f"pulled-{newest_number(place)}"
     with MemoryStore.create(other, store.signature, codec="raw", selector=store.selector) as pulled:
         for name in wanted:
-            document = pulled.pull(name, place.url)
+            document = pull_document(pulled, name, place.url)
             assert document.bytes == store.document(name).bytes
             for memory, file in ((store, "original"), (pulled, "copy")):
-                memory.export_document(name, tmp_path / file)
+                export_document(memory, name, tmp_path / file)
             assert (tmp_path / "copy").read_bytes() == (tmp_path / "original").read_bytes()
             assert document.write == store.document(name).write
     report = verify_published(place.url)

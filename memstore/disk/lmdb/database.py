@@ -119,12 +119,12 @@ class Database(Closing):
             return self._environment.write(work)
 
     @contextmanager
-    def writer(self, *, wait: bool = False) -> Iterator[None]:
+    def writer(self) -> Iterator[None]:
         """Hold the writer lock: no other process writes meanwhile. May be nested, and shared by
         threads.
 
-        Raises MemoryLocked with the holder's process id, or waits for it; ReadOnlyMemory;
-        MemoryNotFound (the directory is gone); MemoryClosed.
+        Raises MemoryLocked with the holder's process id; ReadOnlyMemory; MemoryNotFound (the
+        directory is gone); MemoryClosed.
         """
         self._check()
         if self.read_only:
@@ -133,7 +133,7 @@ class Database(Closing):
             )
         if not (self.path / DATA).exists():
             raise self._environment.gone()
-        with self._environment.writer(wait=wait):
+        with self._environment.writer():
             yield
 
     @property

@@ -197,13 +197,13 @@ class Environment:
             self._inner.reader_check()
 
     @contextmanager
-    def writer(self, *, wait: bool) -> Iterator[None]:
+    def writer(self) -> Iterator[None]:
         """Hold the writer lock of the directory that was opened."""
         if getattr(self._thread, "transaction", None) is not None:
             raise RuntimeError(
                 "writing inside a transaction of the same thread: end that one first"
             )
-        with self.lock.held(wait=wait) as first:
+        with self.lock.held() as first:
             if not self.lies_at(self.path):
                 raise self.gone()
             if first:

@@ -61,12 +61,12 @@ class WriterLock:
         self.file: int | None = None
 
     @contextmanager
-    def held(self, *, wait: bool = False) -> Iterator[bool]:
+    def held(self) -> Iterator[bool]:
         """Hold the lock once more; yields whether it was not held. Raises MemoryLocked."""
         with self._mutex:
             first = not self._count
             if first:
-                self.file = self._lock(wait=wait)
+                self.file = self._lock()
             self._count += 1
         try:
             yield first
@@ -74,14 +74,14 @@ class WriterLock:
             if self._pid == os.getpid():  # not in a forked child that leaves the block
                 self._release()
 
-    def _lock(self, *, wait: bool) -> int:
+    def _lock(self) -> int:
         # Who may only read the memory could hold the lock for ever, if able to open it.
         data = mode_of(self._path.with_name(DATA)) or 0o600
         mode = data & (data & 0o222 | (data & 0o222) << 1)
         with named_os_errors(self._path.parent):
             file = open_regular(self._path, os.O_RDWR | os.O_CREAT, mode)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # For the message that others get; the lock itself ends with its holder.
             os.ftruncate(file, 0)
             with suppress(OSError):
@@ -94,7 +94,7 @@ class WriterLock:
                 raise
             raise MemoryLocked(
                 f"{self._path.parent} is being written by process {holder}; try again when it is "
-                "done, or wait"
+                "done"
             ) from None
 
     def _release(self) -> None:

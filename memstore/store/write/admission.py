@@ -10,8 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from memstore.decode import check_plain
 from memstore.decode import check_settings as check_fields
@@ -45,12 +44,6 @@ def check_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(f"{name!a} is not UTF-8; choose another name") from error
-
-
-def check_mode(mode: str) -> None:
-    """Raises InvalidInput for an unknown mode."""
-    if mode not in get_args(Mode):
-        raise InvalidInput(f"mode {mode!r} is unknown; choose new or replace")
 
 
 def check_settings(
@@ -148,16 +141,13 @@ def admit_import(named: Iterable[Document], original: Document) -> Document | No
     return None
 
 
-def no_document(
-    name: str, rows: Iterable[Document], where: Path | str | None = None
-) -> DocumentNotFound:
+def no_document(name: str, rows: Iterable[Document], where: str) -> DocumentNotFound:
     """The error for a name that no document has: it lists the first names of the memory."""
     listed = [repr(row.name) for row in rows if row.is_listed]
     more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
     names = ", ".join(listed[:_NAMED]) + more
     return DocumentNotFound(
-        f"no document {name!r} in {where or 'this memory'}; "
-        + (f"there are {names}" if names else "it holds none")
+        f"no document {name!r} in {where}; " + (f"there are {names}" if names else "it holds none")
     )
 
 
