@@ -5,7 +5,6 @@ readers that recover by themselves. MEMSTORE_SHARE_FAULTS sets the number of rea
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,9 +133,3 @@ def test_bad_options_are_one_line(
     with pytest.raises(MemstoreError, match=text) as raised:
         MemoryStore.open(texts.url, **options)
     assert "secret" not in str(raised.value) and "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("url", [lambda path: f"memory://{path}", lambda path: f"file://{path}/x"])
-def test_a_url_where_nothing_is_published(url: Callable[[Path], str], tmp_path: Path) -> None:
-    with pytest.raises(MemstoreError):
-        MemoryStore.open(url(tmp_path))

@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("obstore")
 
-from memstore.errors import ReadOnlyMemory, WrongModel
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.source_text import Text
 from memstore.share.object_store import ObjectStore
@@ -100,24 +99,6 @@ def test_opening_reads_no_block_and_only_landmarks_of_attached_documents(
         with model.session(store, ["garden"]):
             pass
         assert place.requests == landmarks
-
-
-def test_a_publication_is_read_only_and_of_its_model(
-    model: LandmarkModel, path: Path, tmp_path: Path
-) -> None:
-    other = tiny_model(tmp_path / "other", seed=1)
-    with pytest.raises(WrongModel, match="was made with model; this is other"):
-        MemoryStore.open(f"file://{path}/there", other.signature)
-    with MemoryStore.open(f"file://{path}/there", model.signature) as store:
-        assert store.read_only and store.path is None and store.place.startswith("file://")
-        for write in (
-            lambda: store.forget("river"),
-            lambda: store.compact(),
-            lambda: model.ingest(Text("more", "new"), store),
-        ):
-            with pytest.raises(ReadOnlyMemory, match="published"):
-                write()
-        assert store.stats()["documents"] == 3
 
 
 def test_a_passage_model_answers_the_same(tmp_path: Path) -> None:

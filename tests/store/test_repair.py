@@ -1,61 +1,34 @@
-"""Damage of what leads to a memory's documents: it is told, ends no process that opens the memory,
-and a repair changes nothing of it.
+"""Damage is reported and ends no process. A repair drops damaged documents, and changes nothing
+where what leads to documents is damaged.
 """
 
 import os
 import shutil
 import struct
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from memstore.disk.format.document import Document
 from memstore.disk.format.keys import read_number_key
 from memstore.disk.lmdb.database import Database
-from memstore.disk.lmdb.meta_pages import is_sound
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import RESTORE, CorruptMemory, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
-from support import passage_documents, synthetic_documents
-from support.selected_documents import create as create_selected
-from support.synthetic_documents import CHUNK, SIGNATURE, is_whole
+from support.synthetic_documents import CHUNK, SIGNATURE, check_content, ingest, is_whole
 
 PAGES_APART = int(os.environ.get("MEMSTORE_PAGES_APART", "12"))  # of those that are spoiled
 BUDGET, PAGE = 1 << 20, 4096
 TEXTS = {"one": 1, "two": 2, "three": 3, "four": 4}
 
 
-def ingest(store: MemoryStore, name: str, tokens: int, **options: Any) -> Document:
-    """Read a text of about so many tokens, as the memory holds texts."""
-    if store.selector is None:
-        return synthetic_documents.ingest(store, name, tokens, **options)
-    return passage_documents.ingest(store, name, -(-tokens // 3), **options)
-
-
-def check_content(store: MemoryStore, document: Document, text: int) -> None:
-    """Of passages a repair may leave the text alone."""
-    if store.selector is None:
-        synthetic_documents.check_content(store, document, text=text)
-    else:
-        passage_documents.check_content(store, document, text=text, whole=False)
-
-
-def is_of_passages(path: Path) -> bool:
-    with MemoryStore.open(path, read_only=True) as store:
-        return store.selector is not None
-
-
-@pytest.fixture(scope="module", params=["blocks", "passages"])
-def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A memory of four documents, with free pages."""
     path = tmp_path_factory.mktemp("repair") / "memory"
-    if request.param == "passages":
-        made = create_selected(path, host_budget=BUDGET)
-    else:
-        made = MemoryStore.create(path, SIGNATURE, host_budget=BUDGET)
-    with made as store:
+    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
         ingest(store, "gone", 5 * CHUNK, text=9)
         for name, text in TEXTS.items():
             ingest(store, name, 9 * CHUNK + text, text=text)
@@ -86,20 +59,6 @@ def spoil(path: Path, offset: int, what: bytes) -> None:
     with open(path / "data.mdb", "r+b") as file:
         file.seek(offset)
         file.write(what)
-
-
-def check_documents(path: Path) -> set[str]:
-    """Names of the documents, of which each is as it was written."""
-    assert is_whole(path) and is_sound(path)
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
-        for document in store.documents():
-            check_content(store, document, text=TEXTS[document.name])
-        names = {document.name for document in store.documents()}
-        written = ingest(store, "new", 3 * CHUNK, text=5)
-        check_content(store, written, text=5)
-        store.forget("new")
-    assert not list(path.glob("*.partial"))
-    return names
 
 
 def check_not_repaired(path: Path) -> None:
@@ -174,12 +133,6 @@ def refused(memory: Path, flips: Sequence[tuple[int, int]]) -> int:
     return wrong
 
 
-def test_damage_of_the_transaction_before_the_last_hinders_nothing(memory: Path) -> None:
-    _, older = newest_and_older(memory)
-    spoil(memory, older * PAGE, b"\xff" * PAGE)
-    assert check_documents(memory) == {*TEXTS}
-
-
 def rows(path: Path) -> list[tuple[int, bytes]]:
     with Database.open(path, read_only=True) as database, database.read() as txn:
         return [(read_number_key(key), row) for key, row in txn.scan_checked("documents")]
@@ -193,12 +146,6 @@ def test_unreadable_commit_is_reported_and_not_undone(memory: Path) -> None:
     check_not_repaired(memory)
 
 
-def test_truncated_file_is_reported_and_not_repaired(memory: Path) -> None:
-    size = (memory / "data.mdb").stat().st_size
-    os.truncate(memory / "data.mdb", size - size // 3 // PAGE * PAGE)
-    check_not_repaired(memory)
-
-
 @pytest.mark.parametrize("entry", [b"commit", b"next_document"])
 def test_damaged_meta_rows_are_reported_and_not_repaired(memory: Path, entry: bytes) -> None:
     data = bytearray((memory / "data.mdb").read_bytes())
@@ -208,3 +155,63 @@ def test_damaged_meta_rows_are_reported_and_not_repaired(memory: Path, entry: by
         data[at] ^= 1
     (memory / "data.mdb").write_bytes(data)
     check_not_repaired(memory)
+
+
+# Damaged documents
+
+
+def test_verify_names_and_repair_drops_a_damaged_document(tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    with MemoryStore.create(path, SIGNATURE) as store:
+        whole = ingest(store, "whole", 100, text=2)
+        damaged = ingest(store, "damaged", 100)
+        report = store.verify()
+        assert report.clean and report.documents == 2
+        assert report.bytes == whole.bytes + damaged.bytes
+
+        def flip(txn) -> None:
+            key, value = next(
+                item for item in txn.scan("blocks") if item[0] > damaged.id.to_bytes(8, "big")
+            )
+            txn.put("blocks", key, bytes(value[:-1]) + bytes([value[-1] ^ 1]))
+
+        with closing(Catalog.open(path)) as catalog:
+            catalog.database.write(flip)
+        assert not is_whole(path)
+        report = store.verify(repair=True)
+        assert [(p.document, p.name) for p in report.problems] == [(damaged.id, "damaged")]
+        assert report.dropped == ["damaged"] and report.documents == 1
+        assert [d.name for d in store.documents()] == ["whole"]
+        check_content(store, whole, text=2)
+        assert is_whole(path)
+        check_content(store, ingest(store, "damaged", 100), text=1)
+
+
+@pytest.mark.parametrize("table", ["blocks", "tokens", "landmarks", "documents"])
+def test_verify_finds_missing_rows(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "memory"
+    with MemoryStore.create(path, SIGNATURE) as store:
+        document = ingest(store, "book", 100)
+
+        def drop_one(txn) -> None:
+            txn.delete(table, next(txn.scan(table))[0])
+
+        with closing(Catalog.open(path)) as catalog:
+            catalog.database.write(drop_one)
+    report = verify_memory(path, repair=True)
+    assert [problem.document for problem in report.problems] == [document.id]
+    assert is_whole(path)
+    with MemoryStore.open(path) as store:
+        assert store.documents() == []
+
+
+@pytest.mark.parametrize("table", ["blocks", "tokens", "landmarks", "documents", "passages"])
+def test_verify_reports_keys_of_impossible_numbers(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "memory"
+    with MemoryStore.create(path, SIGNATURE) as store:
+        ingest(store, "book", 100)
+    with closing(Catalog.open(path)) as catalog:
+        size = catalog.database.write(lambda txn: len(next(txn.scan(table), (bytes(8),))[0]))
+        catalog.database.write(lambda txn: txn.put_checked(table, b"\xff" * size, b""))
+    (problem,) = verify_memory(path).problems
+    assert "never given out" in problem.what

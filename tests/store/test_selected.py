@@ -16,6 +16,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, import_document
 from memstore.store.verify import verify_memory
 from support.fork_server import NAMED_ERROR, RIGHT, ForkServer
 from support.passage_documents import check_content, ingest
@@ -31,23 +32,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "memory"
 
 
-@pytest.mark.parametrize("form", [FORM, OTHER, TOKENS_ONLY])
-def test_what_blocks_are_found_by_comes_back_in_another_process(
-    path: Path, form: IndexSpec
-) -> None:
-    with create(path, form) as store:
-        document = ingest(store, "book", 80)
-        if form.words:
-            check_content(store, document, text=1)
+def test_a_selector_without_words_keeps_landmarks_alone(path: Path) -> None:
+    with create(path, TOKENS_ONLY) as store:
+        ingest(store, "book", 80)
     with MemoryStore.open(path, PASSAGES) as store:
-        assert store.selector == form
-        assert store.stats()["landmarks"] == 0, "nothing is read before it is asked for"
-        if form.words:
-            check_content(store, store.document("book"), text=1)
-        else:
-            with pytest.raises(InvalidInput, match="words"):
-                store.retrieval.selected.word_scores({7: 1.0}, [(1, 0, 4)])
-    assert verify_memory(path).clean
+        assert store.selector == TOKENS_ONLY and store.verify().clean
+        with pytest.raises(InvalidInput, match="words"):
+            store.retrieval.selected.word_scores({7: 1.0}, [(1, 0, 4)])
 
 
 def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
@@ -81,10 +72,10 @@ def test_import_into_a_memory_of_another_selector_is_refused(
 ) -> None:
     with create(tmp_path / "one") as one:
         ingest(one, "book", 20)
-        one.export_document("book", tmp_path / "file")
+        export_document(one, "book", tmp_path / "file")
     with MemoryStore.create(tmp_path / "two", PASSAGES, selector=form) as two:
         with pytest.raises(WrongModel, match="selector"):
-            two.import_document(tmp_path / "file")
+            import_document(two, tmp_path / "file")
         assert not two.documents()
 
 
@@ -102,31 +93,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def problems(path: Path) -> list[str]:
     return [problem.what for problem in verify_memory(path).problems]
-
-
-@pytest.mark.parametrize("kind", ["token", "words"])
-@pytest.mark.parametrize("number", [0, -1])
-def test_verify_names_a_flipped_byte(sound: Path, path: Path, kind: str, number: int) -> None:
-    shutil.copytree(sound, path)
-    catalog = Catalog.open(path)
-    with catalog.database.read() as txn:
-        part = catalog.runs.part(kind)
-        keys = [key for key, _ in txn.scan("landmarks") if key[8:10] == part.to_bytes(2, "big")]
-        key = [key for key in keys if key[7] == 1][number]
-        value = bytearray(txn.view("landmarks", key) or b"")
-    value[len(value) // 2] ^= 1
-    catalog.database.write(lambda txn: txn.put("landmarks", key, bytes(value)))
-    catalog.close()
-    assert len(problems(path)) == 1
-    report = verify_memory(path)
-    assert [problem.name for problem in report.problems] == ["one"]
-    with MemoryStore.open(path) as store:
-        with pytest.raises(CorruptMemory):
-            check_content(store, store.document("one"), text=1)
-        check_content(store, store.document("two"), text=2)
-    assert verify_memory(path, repair=True).dropped == ["one"]
-    with MemoryStore.open(path) as store:
-        check_content(store, store.document("two"), text=2)
 
 
 def test_verify_misses_no_run_that_is_missing_or_extra(sound: Path, path: Path) -> None:

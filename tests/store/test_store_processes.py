@@ -1,0 +1,213 @@
+"""A memory that several processes, threads and openings read and write at once."""
+
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from memstore.block import BlockKey
+from memstore.errors import DocumentNotFound, MemoryLocked, MemoryNotFound
+from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_document, import_document
+from support.fork_server import RIGHT, SEVERAL, ForkServer
+from support.synthetic_documents import (
+    CHUNK,
+    DIM,
+    HEADS,
+    SETTINGS,
+    SIGNATURE,
+    block,
+    check_content,
+    chunk,
+    ingest,
+    is_whole,
+    stored,
+    token_ids,
+)
+
+BUDGET = 1 << 20
+KILLS = 4
+SECONDS = 100  # until a test that waits has failed
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def store(path: Path) -> MemoryStore:
+    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as opened:
+        yield opened
+
+
+def reopened(path: Path, **options: object) -> MemoryStore:
+    return MemoryStore.open(path, SIGNATURE, **{"host_budget": BUDGET, **options})
+
+
+@pytest.fixture
+def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
+    """Runs Python code in another process; gives what it printed."""
+
+    def run(code: str, *arguments: object) -> str:
+        assert children.run("python_job", tmp_path / "printed", code, *arguments) == RIGHT
+        return (tmp_path / "printed").read_text()
+
+    return run
+
+
+def test_forgetting_in_another_process_is_noticed(
+    elsewhere: Callable[..., str], store: MemoryStore, path: Path
+) -> None:
+    document = ingest(store, "book", 3 * CHUNK)
+    units = [BlockKey(document.id, 1, 2, 0)]
+    lease = store.lease(units)
+    elsewhere("with MemoryStore.open(arguments[0]) as store: store.forget('book')", path)
+    # what is leased stays as it is
+    assert torch.equal(lease.k[lease.slots[0]], block(1, 1, 2)[0][0])
+    for read in (
+        lambda: store.lease(units),
+        lambda: store.retrieval.search_landmarks(
+            1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1
+        ),
+        lambda: store.retrieval.landmark_keys(1, [(document.id, 0, 4)]),
+        lambda: store.document("book"),
+    ):
+        with pytest.raises(DocumentNotFound):
+            read()
+    lease.release()
+
+
+def test_reader_sees_commits_of_another_process(
+    elsewhere: Callable[..., str], store: MemoryStore, path: Path
+) -> None:
+    with reopened(path, read_only=True) as reader:
+        assert reader.documents() == []
+        elsewhere("with MemoryStore.open(arguments[0]) as store: ingest(store, 'book', 100)", path)
+        check_content(reader, reader.document("book"), text=1)
+        elsewhere(
+            "with MemoryStore.open(arguments[0]) as store: ingest(store, 'book', 400, "
+            "mode='replace')",
+            path,
+        )
+        assert reader.document("book").tokens == 400
+        check_content(reader, reader.document("book"), text=1)
+
+
+@pytest.mark.parametrize("one_store", [True, False])
+def test_documents_are_written_concurrently(path: Path, one_store: bool) -> None:
+    sizes = {text: (10 + 4 * text) * CHUNK + text for text in range(1, 5)}
+    begun = threading.Barrier(len(sizes))
+    failures: list[BaseException] = []
+    with (
+        MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store,
+        nullcontext(store) if one_store else reopened(path) as other,
+    ):
+
+        def write(text: int) -> None:
+            def together(done: int) -> None:  # nobody ends before everybody has committed
+                if done == 2 * CHUNK:
+                    begun.wait(SECONDS)
+
+            try:
+                ingest(
+                    store if text % 2 else other,
+                    f"book {text}",
+                    sizes[text],
+                    text=text,
+                    commit_bytes=1 if text < 3 else 5000,
+                    after_chunk=together,
+                )
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        threads = [threading.Thread(target=write, args=(text,)) for text in sizes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        for text, tokens in sizes.items():
+            for reader in (store, other):
+                document = reader.document(f"book {text}")
+                assert (document.state, document.tokens) == ("ready", tokens)
+                check_content(reader, document, text)
+    assert is_whole(path)
+
+
+def test_document_has_one_writer_at_a_time(store: MemoryStore, path: Path) -> None:
+    ingest(store, "two", 10)
+    with (
+        reopened(path) as again,
+        store.write_document("one", source_hash="x", settings=SETTINGS) as writer,
+        store.write_document("two", source_hash="x", settings=SETTINGS, mode="replace"),
+    ):
+        for one in (store, again):
+            for name in ("one", "two"):
+                for mode in ("new", "replace"):
+                    with pytest.raises(MemoryLocked, match="this process"):
+                        one.write_document(name, source_hash="y", settings=SETTINGS, mode=mode)
+                with pytest.raises(MemoryLocked, match="this process"):
+                    one.forget(name)
+        with pytest.raises(MemoryLocked, match="this process"):
+            again.verify(repair=True)
+        ingest(again, "three", 10, text=3)
+        again.forget("three")
+        writer.add_chunk(token_ids(1, 0, CHUNK), 0, chunk(1, 0, CHUNK)[0])
+        check_content(store, writer.finish(), text=1)
+        assert ingest(again, "one", CHUNK + 5, mode="replace").state == "ready"
+    store.forget("one")
+    store.forget("two")
+    assert store.documents() == []
+
+
+def test_killed_writers_leave_documents_absent_resumable_or_ready(
+    children: ForkServer, path: Path
+) -> None:
+    MemoryStore.create(path, SIGNATURE).close()
+    states: set[str] = set()
+    for trial in range(KILLS):
+        children.kill(0.02 + 0.05 * trial, "several_job", path)  # wherever that is
+        assert is_whole(path)
+        with reopened(path) as store:
+            for document in store.documents():
+                states.add(document.state)
+                assert document.state == "ready" or document.tokens % CHUNK == 0
+                check_content(store, document, text=int(document.name))
+    assert children.run("several_job", path) == RIGHT
+    with reopened(path) as store:
+        assert [d.state for d in store.documents()] == ["ready"] * len(SEVERAL)
+        for document in store.documents():
+            assert document.tokens == SEVERAL[int(document.name)]
+            check_content(store, document, text=int(document.name))
+
+
+def test_stores_of_a_replaced_directory_refuse_to_write(path: Path, tmp_path: Path) -> None:
+    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+        ingest(store, "book", 100)
+        export_document(store, "book", tmp_path / "export")
+    with reopened(path) as reader, reopened(path) as store:
+        document = ingest(store, "next", 50, text=2)
+        shutil.rmtree(path)
+        with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as other:
+            ingest(other, "another", 100, text=3)
+            before = stored(path)
+            for opened in (store, reader):
+                for verb in (
+                    lambda opened=opened: ingest(opened, "more", 100),
+                    lambda opened=opened: import_document(opened, tmp_path / "export", "again"),
+                    lambda opened=opened: opened.forget("book"),
+                    lambda opened=opened: opened.forget("book", erase=True),
+                    opened.compact,
+                ):
+                    with pytest.raises(MemoryNotFound, match="replaced"):
+                        verb()
+                check_content(opened, document, text=2)
+            assert stored(path) == before
+            ingest(other, "more", 30, text=3)  # its lock was given back
+    assert is_whole(path)
