@@ -5,7 +5,6 @@ what is held of them for lookups, and who may write one.
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from memstore.disk.format.document import Document
@@ -16,9 +15,6 @@ from memstore.disk.tables.catalog import Catalog, Changes
 if TYPE_CHECKING:
     from memstore.store.retrieve.retrieval import Retrieval
     from memstore.store.write.writer import DocumentWriter
-
-
-_BY_ID = attrgetter("id")
 
 
 class Committed:
@@ -38,7 +34,8 @@ class Committed:
     def listed(self) -> list[Document]:
         """Rows that are ready or being read for the first time, oldest first."""
         with self._lock:
-            return sorted((row for row in self._rows.values() if row.is_listed), key=_BY_ID)
+            rows = (row for row in self._rows.values() if row.is_listed)
+            return sorted(rows, key=lambda row: row.id)
 
     def named(self, name: str) -> list[Document]:
         """All rows of a name, of whatever state, oldest first."""

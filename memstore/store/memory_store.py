@@ -11,7 +11,6 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -104,8 +103,7 @@ class MemoryStore(Closing):
         CorruptMemory, MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also
         StoreUnavailable, StaleMemory, StorageFull (the local cache).
         """
-        read_only = read_only or is_url(path)
-        catalog = open_catalog(path, options, read_only=read_only)
+        catalog = open_catalog(path, options, read_only=read_only or is_url(path))
         try:
             if signature is not None:
                 advice = "ask it with its own, or make a new memory"
@@ -192,22 +190,19 @@ class MemoryStore(Closing):
         """
         documents, held = self.documents(), self._catalog.counts()
         passages = {"different": held.passages, "stored": held.stored, "bytes": held.bytes}
-        looked_up = {} if self._retrieval is None else self._retrieval.describe()
+        unused: dict[str, Any] = {"landmarks": 0, "tiers": {}, "index": {"searches": 0, "rows": 0}}
+        looked_up = unused if self._retrieval is None else self._retrieval.describe()
         passages |= looked_up.pop("computed", {"computed": 0, "damaged": 0, "away": 0})
-        alone = sum(document.bytes for document in documents if not document.of_passages)
         return {
             "model": None if self.signature.model is None else self.signature.model.title,
             "documents": len(documents),
             "tokens": sum(document.tokens for document in documents),
             "blocks": sum(document.blocks for document in documents),
-            "bytes": alone + held.bytes,
+            "bytes": held.bytes + sum(one.bytes for one in documents if not one.of_passages),
             "passages": passages,
             "file_bytes": self._catalog.database.file_bytes,
             "codec": self.codec,
             "manifest": self.manifest,
-            "landmarks": 0,
-            "tiers": {},
-            "index": {"searches": 0, "rows": 0},
             **looked_up,
         }
 
@@ -363,30 +358,14 @@ class MemoryStore(Closing):
         # asked before taking a lock: it also holds for a memory that is read-only or being written
         if any(admission.is_there(row, source_hash, settings, mode) for row in self._named(name)):
             return None
-        from memstore.store.write.writer import DocumentWriter
+        from memstore.store.write.writer import begin_writing
 
-        committed = self.writable()
-        catalog, retrieval = committed.catalog, self.retrieval
-        with ExitStack() as locks:
-            locks.enter_context(committed.writing(name))
-            codec = catalog.codec if settings.passage_tokens is not None else ""
-            wanted = Document(
-                0, name, "ingesting", source_hash=source_hash, metadata=metadata or {},
-                settings=settings, codec=codec,
-            )  # fmt: skip
-            admitted = admission.admit(self._named(name), wanted, mode)
-            if admitted is None:
-                return None
-            held = ExitStack()  # by the writer, once there is one
-
-            def ended(writer: DocumentWriter) -> None:
-                with held:
-                    committed.ended(writer)
-
-            writer = DocumentWriter(catalog, retrieval, admitted, ended, commit_bytes)
-            held.push(locks.pop_all())
-            committed.writers[writer.document.id] = writer
-            return writer
+        committed, codec = self.writable(), self.codec if settings.passage_tokens else ""
+        wanted = Document(
+            0, name, "ingesting", source_hash=source_hash, metadata=metadata or {},
+            settings=settings, codec=codec,
+        )  # fmt: skip
+        return begin_writing(committed, self.retrieval, wanted, mode, commit_bytes)
 
     def describe(self, name: str, metadata: dict[str, Any]) -> Document:
         """Change what the row of a document says of it (`Document.metadata`), and return it; equal
@@ -450,9 +429,8 @@ class MemoryStore(Closing):
             if (database.path / INDEX).exists() and self.retrieval.tells_of_gone():
                 remove_index(database.path)
             database.rewrite()
-            sizes = before, database.file_bytes
         committed.refresh()
-        return sizes
+        return before, database.file_bytes
 
     def verify(self, *, repair: bool = False) -> "Report":
         """Check everything that is stored; with `repair`, drop damaged documents whole. See

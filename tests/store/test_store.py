@@ -47,8 +47,6 @@ from support.synthetic_documents import (
 
 UNIT_BYTES = 2 * BLOCK * DIM * 2
 BUDGET = 1 << 20
-KILLS = 4
-SECONDS = 100  # until a test that waits has failed
 
 
 @pytest.fixture

@@ -79,14 +79,6 @@ def test_the_same_text_under_another_name_is_stored_once(store) -> None:
     assert not records(store) and not told(store) and is_whole(store.path)
 
 
-def test_only_what_is_new_is_read_for_a_replacement(store) -> None:
-    ingest(store, "a", COUNT)
-    assert ingest_known(store, "a", COUNT + 3, mode="replace") == 3
-    check_content(store, store.document("a"), 1)
-    assert records(store) == COUNT + 3
-    assert set(told(store).values()) == {1} and is_whole(store.path)
-
-
 def test_passages_forgotten_under_a_writer_are_left_to_questions(store) -> None:
     ingest(store, "a", COUNT)
     some = passages(1, 0, COUNT)
