@@ -141,18 +141,6 @@ def test_what_is_kept_as_text_is_read_as_if_it_were_stored(reader, store, tmp_pa
         assert text.verify().clean and text.stats()["file_bytes"] < store.stats()["file_bytes"] / 2
 
 
-def test_text_alone_is_computed_once(reader, tmp_path, computed) -> None:
-    with create(reader, tmp_path / "text") as text:
-        reader.ingest(TEXT, text, name="text", keep="text")
-        first = sum(computed)
-        reader.ingest(TEXT, text, name="copy", keep="text")
-        assert first and sum(computed) == first
-        reader.ingest(TEXT, text, name="whole")  # which stores what the others lack
-        assert sum(computed) == 2 * first
-        assert text.stats()["passages"]["stored"] == text.document("whole").blocks
-        assert text.verify().clean
-
-
 def test_text_alone_travels(reader, tmp_path) -> None:
     with create(reader, tmp_path / "text") as text:
         reader.ingest(TEXT, text, name="text", keep="text")

@@ -14,7 +14,7 @@ import pytest
 
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
+from memstore.errors import CorruptMemory, DocumentNotFound, WrongModel
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document
 from memstore.store.verify import verify_memory
@@ -30,15 +30,6 @@ TOKENS_ONLY = replace(FORM, words=False)
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "memory"
-
-
-def test_a_selector_without_words_keeps_landmarks_alone(path: Path) -> None:
-    with create(path, TOKENS_ONLY) as store:
-        ingest(store, "book", 80)
-    with MemoryStore.open(path, PASSAGES) as store:
-        assert store.selector == TOKENS_ONLY and store.verify().clean
-        with pytest.raises(InvalidInput, match="words"):
-            store.retrieval.selected.word_scores({7: 1.0}, [(1, 0, 4)])
 
 
 def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:

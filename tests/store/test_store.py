@@ -103,14 +103,6 @@ def test_document_reads_back_bit_for_bit(path: Path, tokens: int, commit_bytes: 
         assert is_whole(store.path)
 
 
-def test_stored_bytes_do_not_depend_on_commit_sizes(tmp_path: Path) -> None:
-    tokens = 70 * CHUNK + 9  # several runs of landmark keys
-    for name, commit_bytes in (("a", 1), ("b", 20_000), ("c", 16 << 20)):
-        with MemoryStore.create(tmp_path / name, SIGNATURE, host_budget=8 << 20) as store:
-            ingest(store, "book", tokens, commit_bytes=commit_bytes)
-    assert stored(tmp_path / "a") == stored(tmp_path / "b") == stored(tmp_path / "c")
-
-
 @pytest.mark.parametrize("codec", [name for name in CODECS if not CODECS[name].lossless])
 def test_staged_blocks_of_a_lossy_codec_equal_stored_ones(path: Path, codec: str) -> None:
     tokens = 2 * CHUNK + BLOCK + 1
