@@ -118,8 +118,8 @@ def read_batch(job: Job, batch: Batch) -> Done:
             return Done(outcomes)
         objects = open_object_store(job.url, make=True)
         # what is not to be replaced was refused above
-        options = PublishOptions(keep=job.keep or "kv", replace=True)
-        return Done(outcomes, upload(memory.committed.catalog, memory.ready(), objects, options))
+        how = PublishOptions(keep=job.keep or "kv", replace=True)
+        return Done(outcomes, upload(memory.committed.catalog, memory.ready(), objects, how))
 
 
 def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text: Text) -> Outcome:

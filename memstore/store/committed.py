@@ -4,13 +4,14 @@ what is held of them for lookups, and who may write one.
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Version
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog, Changes
+from memstore.store.write.admission import Mode, admit
 
 if TYPE_CHECKING:
     from memstore.store.retrieve.retrieval import Retrieval
@@ -63,6 +64,30 @@ class Committed:
             if self._retrieval is not None:
                 self._retrieval.written(number, row)
             self.follow()
+
+    def begin(
+        self, retrieval: "Retrieval", wanted: Document, mode: Mode, commit_bytes: int | None
+    ) -> "DocumentWriter | None":
+        """The writer of a document, which holds its locks; None if the content is there already.
+        Raises as MemoryStore.write_document.
+        """
+        from memstore.store.write.writer import DocumentWriter  # imports torch
+
+        with ExitStack() as locks:
+            locks.enter_context(self.writing(wanted.name))
+            admitted = admit(self.named(wanted.name), wanted, mode)
+            if admitted is None:
+                return None
+            held = ExitStack()  # by the writer, once there is one
+
+            def ended(writer: DocumentWriter) -> None:
+                with held:
+                    self.ended(writer)
+
+            writer = DocumentWriter(self.catalog, retrieval, admitted, ended, commit_bytes)
+            held.push(locks.pop_all())
+            self.writers[writer.document.id] = writer
+            return writer
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:

@@ -358,14 +358,12 @@ class MemoryStore(Closing):
         # asked before taking a lock: it also holds for a memory that is read-only or being written
         if any(admission.is_there(row, source_hash, settings, mode) for row in self._named(name)):
             return None
-        from memstore.store.write.writer import begin_writing
-
         committed, codec = self.writable(), self.codec if settings.passage_tokens else ""
         wanted = Document(
             0, name, "ingesting", source_hash=source_hash, metadata=metadata or {},
             settings=settings, codec=codec,
         )  # fmt: skip
-        return begin_writing(committed, self.retrieval, wanted, mode, commit_bytes)
+        return committed.begin(self.retrieval, wanted, mode, commit_bytes)
 
     def describe(self, name: str, metadata: dict[str, Any]) -> Document:
         """Change what the row of a document says of it (`Document.metadata`), and return it; equal

@@ -8,7 +8,6 @@ prefix of whole chunks.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,6 @@ from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest
 from memstore.errors import BudgetExceeded, CorruptMemory, StorageFull
-from memstore.store.committed import Committed
 from memstore.store.retrieve.loading import load_recent
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_text import read_passages
@@ -285,33 +283,6 @@ class DocumentWriter(Closing):
         tiers.drop([unit for unit in pinned if unit.layer not in stay])
         for layer in self._other_layers:
             index.trim(self.document.id, self.blocks, layer)
-
-
-def begin_writing(
-    committed: Committed,
-    retrieval: Retrieval,
-    wanted: Document,
-    mode: admission.Mode,
-    commit_bytes: int | None,
-) -> DocumentWriter | None:
-    """The writer of a document, which holds its locks; None if the content is there already. Raises
-    as MemoryStore.write_document.
-    """
-    with ExitStack() as locks:
-        locks.enter_context(committed.writing(wanted.name))
-        admitted = admission.admit(committed.named(wanted.name), wanted, mode)
-        if admitted is None:
-            return None
-        held = ExitStack()  # by the writer, once there is one
-
-        def ended(writer: DocumentWriter) -> None:
-            with held:
-                committed.ended(writer)
-
-        writer = DocumentWriter(committed.catalog, retrieval, admitted, ended, commit_bytes)
-        held.push(locks.pop_all())
-        committed.writers[writer.document.id] = writer
-        return writer
 
 
 def _known(catalog: Catalog, txn: Transaction, digest: Digest, runs: Runs) -> Known | None:
