@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.baselines.past import NoPast
-from memstore.kernels.products import accumulate, scores, weighted
+from memstore.kernels.reference import accumulate, scores, weighted
 from memstore.model.landmark.transformer import ModelConfig, Transformer
 
 

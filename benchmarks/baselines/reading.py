@@ -20,7 +20,7 @@ from memstore.decode import from_json
 from memstore.disk.files import replacement
 from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.kernels.api import NEG
-from memstore.kernels.products import accumulate
+from memstore.kernels.reference import accumulate
 from memstore.model.landmark.landmark_model import load_checkpoint, save_checkpoint, signature_of
 from memstore.model.tokenizer import Tokenizer
 

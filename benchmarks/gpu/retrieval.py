@@ -18,12 +18,9 @@ import torch
 
 from benchmarks.common.tables import tokens_text
 from benchmarks.gpu.part import Case, Row, Setting
-from memstore.kernels.reference_landmark_topk import landmark_topk as reference_landmark_topk
-from memstore.kernels.reference_memory_attention import (
-    memory_attention as reference_memory_attention,
-)
+from memstore.kernels import reference
+from memstore.kernels.reference import LocalAttention
 from memstore.kernels.slab_copy import load_units
-from memstore.kernels.types import LocalAttention
 
 
 class Sizes(NamedTuple):
@@ -70,7 +67,7 @@ def search(setting: Setting, sizes: Sizes, n: int, dtype: torch.dtype) -> Iterat
         ours = partial(landmark_topk, *given)
         yield timed(setting, what, ours, operations, keys.nbytes)
         if heads * rows * n * 4 < 8 << 30:  # the reference writes every score
-            taken = meter.seconds(partial(reference_landmark_topk, *given))
+            taken = meter.seconds(partial(reference.landmark_topk, *given))
             yield Row(what, "torch", taken, operations, keys.nbytes)
         yield Row(what, "streamed once", streamed, 0, keys.nbytes)
 
@@ -94,7 +91,7 @@ def attention(setting: Setting, sizes: Sizes) -> Iterator[Row]:
         given = (q, *slab, lengths, chosen, torch.zeros_like(chosen), marks, local)
         what = f"{rows} tokens x {heads} heads x {k} blocks{' alike' if alike else ''}"
         yield timed(setting, what, partial(memory_attention, *given, gated=True), operations, size)
-        by_torch = partial(reference_memory_attention, *given, gated=True)
+        by_torch = partial(reference.memory_attention, *given, gated=True)
         yield Row(what, "torch", setting.meter.seconds(by_torch), operations, size)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from memstore.errors import InvalidInput
 from memstore.index.block_rows import ALL_BLOCKS, Layer, Ranges, Scope, to_rows
 from memstore.kernels.api import Hits, landmark_topk
-from memstore.kernels.products import accumulate
+from memstore.kernels.reference import accumulate
 
 
 @dataclass(frozen=True)

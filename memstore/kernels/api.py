@@ -1,8 +1,10 @@
-"""The calls that inference and training stand on; every engine and kernel is put under them without
-changing a caller.
+"""The calls that inference and training stand on, and which implementation runs.
 
-Each is defined by its reference in torch, whose signature and docstring it has; a Triton kernel of
-the same signature stands in for it where memstore.kernels.dispatch says so.
+Each is defined by its reference in torch, whose signature and docstring it has. A Triton kernel of
+the same signature stands in for it for tensors on a CUDA device, where Triton is installed, unless
+the kernel cannot take them or is known to be slower. The environment variable MEMSTORE_KERNELS,
+read once, overrides that: `reference` never uses Triton; `triton` always does, which for tensors on
+the CPU needs Triton's interpreter (TRITON_INTERPRET=1) and is there for tests.
 
 A layer step runs `local_attention` first, because the gate must be known before anything is
 searched; `landmark_topk` for the rows whose gate is open; and `memory_attention`, which adds the
@@ -11,34 +13,71 @@ twice). Training reads whole windows by `grouped_softmax_attention`. Queries arr
 1/sqrt(D) and rotated; nothing here knows positions, documents or tiers.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from memstore.kernels import (
-    reference_grouped_softmax,
-    reference_landmark_topk,
-    reference_memory_attention,
-)
-from memstore.kernels.dispatch import by_triton, use_triton
-from memstore.kernels.types import NEG, Hits, LocalAttention
+from memstore.kernels import reference
+from memstore.kernels.reference import NEG, Hits, LocalAttention
 
 __all__ = [
     "NEG", "Hits", "LocalAttention",
     "grouped_softmax_attention", "landmark_topk", "local_attention", "memory_attention",
 ]  # fmt: skip
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _MOST_IN_REGISTERS = 64  # of top_k, that the search kernel keeps
 # The kernel multiplies float32 without tensor cores: of 256 rows and 64K keys torch takes .29 of
 # its time (H200), where all scores may be written.
 _ROWS, _SCORES = 16, 1 << 30  # rows of float32; bytes of their scores, of which torch has a few
 
-local_attention = reference_grouped_softmax.local_attention
 
-memory_attention = by_triton(
-    reference_memory_attention.memory_attention, "memstore.kernels.triton_memory_attention"
-)
+def use_triton(*tensors: Tensor) -> bool:
+    """Do these go to a Triton kernel? Never in float64, which kernels do not keep.
+
+    Raises ValueError for a MEMSTORE_KERNELS that is neither triton nor reference.
+    """
+    chosen = _chosen()
+    wanted = chosen == "triton" or (chosen == "" and tensors[0].is_cuda)
+    return wanted and all(x.dtype != torch.float64 for x in tensors)
+
+
+@lru_cache(maxsize=1)
+def _chosen() -> str:
+    chosen = os.environ.get("MEMSTORE_KERNELS", "")
+    if chosen not in ("", "triton", "reference"):
+        raise ValueError(
+            f"MEMSTORE_KERNELS is {chosen!r}; set it to triton or reference, or leave it out"
+        )
+    return chosen or ("" if find_spec("triton") else "reference")
+
+
+def _by_triton(
+    by_torch: Callable[P, R], module: str, fits: Callable[..., bool] = lambda *_, **__: True
+) -> Callable[P, R]:
+    """`by_torch`, or for tensors that go to Triton the function of its name in `module`.
+
+    Its first two arguments are the tensors that decide. fits: whether the kernel takes these
+    arguments.
+    """
+
+    @wraps(by_torch)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        first: Any = args[:2]
+        if use_triton(*first) and fits(*args, **kwargs):
+            kernel: Callable[P, R] = getattr(import_module(module), by_torch.__name__)
+            return kernel(*args, **kwargs)
+        return by_torch(*args, **kwargs)
+
+    return call
 
 
 def _searched_by_kernel(
@@ -49,10 +88,12 @@ def _searched_by_kernel(
     return top_k <= _MOST_IN_REGISTERS and not (wide and q[..., 0].numel() * keys * 4 <= _SCORES)
 
 
-landmark_topk = by_triton(
-    reference_landmark_topk.landmark_topk,
-    "memstore.kernels.triton_landmark_topk",
-    fits=_searched_by_kernel,
+local_attention = reference.local_attention
+memory_attention = _by_triton(
+    reference.memory_attention, "memstore.kernels.triton_memory_attention"
+)
+landmark_topk = _by_triton(
+    reference.landmark_topk, "memstore.kernels.triton_landmark_topk", _searched_by_kernel
 )
 
 
@@ -72,15 +113,25 @@ def grouped_softmax_attention(
     q: [B, H, T, D] rotated and scaled; k, v: [B, Hkv, T, D]; k_cmt: [Hkv, D]; block_size as for
     `local_attention`.
     controlled: [B, T // (block_size + 1)] bool, blocks that share the gate's mass; None = all free.
-    triton: True or False to choose the implementation; None for what `dispatch.use_triton` says.
-    Memory grows with T in the Triton kernels, with T * T in torch, where blocks too large for a
-    tile go (`triton_grouped_softmax_tile.supports`).
+    triton: True or False to choose the implementation; None for what `use_triton` says. Memory
+    grows with T in the Triton kernels, with T * T in torch, where blocks too large for a tile go
+    (`triton_grouped_softmax_tile.supports`).
     Returns [B, H, T, D].
     """
-    attend = reference_grouped_softmax.grouped_softmax_attention
+    attend = reference.grouped_softmax_attention
     if use_triton(q, k, v) if triton is None else triton:
         from memstore.kernels import triton_grouped_softmax, triton_grouped_softmax_tile
 
         if triton_grouped_softmax_tile.supports(q, k, block_size):
             attend = triton_grouped_softmax.grouped_softmax_attention
     return attend(q, k, v, block_size, k_cmt=k_cmt, controlled=controlled)
+
+
+@lru_cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs a device can run side by side; for the interpreter enough that splits are
+    exercised.
+    """
+    if device.type != "cuda":
+        return 8
+    return torch.cuda.get_device_properties(device).multi_processor_count

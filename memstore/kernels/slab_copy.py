@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.kernels.dispatch import use_triton
+from memstore.kernels.api import use_triton
 
 # What an H200 takes (docs/appendix/kernels.md): 8 µs of the CPU a copy, 100 µs a launch with its
 # list, as much as some 7 copies; runs of 516 KB come up by copies at .83 of the kernel's rate.

@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstore.kernels import reference_landmark_topk as reference
-from memstore.kernels.dispatch import multiprocessors
-from memstore.kernels.types import NEG, Hits
+from memstore.kernels import reference
+from memstore.kernels.api import multiprocessors
+from memstore.kernels.reference import NEG, Hits
 
 _NEG = tl.constexpr(NEG)
 _NONE = tl.constexpr(-(1 << 63))  # no candidate, and so is every number below _FIRST

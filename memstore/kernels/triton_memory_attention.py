@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstore.kernels.dispatch import multiprocessors
-from memstore.kernels.types import NEG, LocalAttention
+from memstore.kernels.api import multiprocessors
+from memstore.kernels.reference import NEG, LocalAttention
 
 _NEG = tl.constexpr(NEG)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memstore.kernels.api import NEG, grouped_softmax_attention, local_attention
-from memstore.kernels.products import accumulate, scores, weighted
+from memstore.kernels.reference import accumulate, scores, weighted
 from memstore.model.landmark.transformer import Transformer
 from memstore.training.batches import QuestionBatch
 

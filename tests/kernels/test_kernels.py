@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memstore.kernels import api, reference_landmark_topk
+from memstore.kernels import api, reference
 from memstore.kernels.api import NEG
-from memstore.kernels.reference_grouped_softmax import adjusted_logits
+from memstore.kernels.reference import adjusted_logits
 from support.paths import DATA
 
 
@@ -167,11 +167,11 @@ def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
 
 @pytest.mark.parametrize("levels", [3, 1 << 20])
 @pytest.mark.parametrize("n", [9_024])
-@pytest.mark.parametrize("long", [64, reference_landmark_topk._LONG])  # 64: maxima of maxima
+@pytest.mark.parametrize("long", [64, reference._LONG])  # 64: maxima of maxima
 def test_landmark_topk_of_many_keys_is_a_sort_too(
     n: int, levels: int, long: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference_landmark_topk, "_LONG", long)
+    monkeypatch.setattr(reference, "_LONG", long)
     generator = torch.Generator().manual_seed(levels + n)
     keys = torch.randint(0, levels, (2, n, 1), generator=generator).float()
     # the last finds all keys equal

@@ -20,15 +20,9 @@ from torch import Tensor
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from memstore.kernels import (
-    dispatch,
-    reference_landmark_topk,
-    reference_memory_attention,
-    triton_landmark_topk,
-    triton_memory_attention,
-)
+from memstore.kernels import api, reference, triton_landmark_topk, triton_memory_attention
+from memstore.kernels.reference import NEG, Hits, LocalAttention
 from memstore.kernels.slab_copy import load_units
-from memstore.kernels.types import NEG, Hits, LocalAttention
 from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
 from support import triton_interpreter  # noqa: F401 (before anything imports Triton)
@@ -159,8 +153,8 @@ class Step:
             step.attend(kernel, gated=gated)
             for step, kernel in (
                 (self, triton_memory_attention),
-                (self, reference_memory_attention),
-                (self.exact(), reference_memory_attention),
+                (self, reference),
+                (self.exact(), reference),
             )
         )
         assert found[0].dtype == own[0].dtype and found[1].dtype == torch.float32
@@ -222,7 +216,7 @@ def check_search(
         q, keys, ranges, k, return_lse=True, kv_heads=kv, bias=bias
     )
     own, exact = (
-        reference_landmark_topk.landmark_topk(
+        reference.landmark_topk(
             a, keys.to(a.dtype), ranges, k, return_lse=True, kv_heads=kv, bias=bias
         )
         for a in (q, q.double())
@@ -285,8 +279,7 @@ def test_landmark_topk_equals_the_reference(
     bias = draw(n).to(DEVICE) if biased else None
     found = check_search(q, keys, ranges, k, wanted, bias)
     if coarse:  # all sums are exact, so equal scores are equal: the newer has to win
-        reference = reference_landmark_topk.landmark_topk
-        best = reference(q, keys, ranges, k, kv_heads=wanted, bias=bias)
+        best = reference.landmark_topk(q, keys, ranges, k, kv_heads=wanted, bias=bias)
         assert torch.equal(found.candidates, best.candidates)
 
 
@@ -375,11 +368,11 @@ def test_a_session_on_the_kernels_equals_one_on_the_reference(
     found = []
     for kernels in ("reference", "triton"):
         monkeypatch.setenv("MEMSTORE_KERNELS", kernels)
-        dispatch._chosen.cache_clear()
+        api._chosen.cache_clear()
         memory = MemoryStore.in_memory(model.signature, host_budget=1 << 22)
         with memory as store, model.session(store, []) as session:
             found.append(session.feed(model.tokenizer.encode(text(4))).float())
             assert store.stats()["index"]["searches"]
-    dispatch._chosen.cache_clear()
+    api._chosen.cache_clear()
     tolerance = 1e-4 if dtype == torch.float32 else 0.1  # of numbers to 3
     torch.testing.assert_close(*found, rtol=1e-4, atol=tolerance)

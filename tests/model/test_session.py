@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
-from memstore.kernels.products import accumulate
+from memstore.kernels.reference import accumulate
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.model.session import draw
 from memstore.model.source_text import IngestProgress, Text

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.kernels.types import NEG
+from memstore.kernels.reference import NEG
 
 TINY_MODEL = 8
 """Products in a row, in the layers of the models that tests make: what one adds to the stream, the

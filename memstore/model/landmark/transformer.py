@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from memstore.decode import Amount, Layer, Share, typed
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.kernels.api import NEG
-from memstore.kernels.products import accumulate
+from memstore.kernels.reference import accumulate
 from memstore.model.adapter import Attend, Enter, ModelAdapter, Shape
 from memstore.model.lookup_settings import LOOKUP_SETTINGS, Granularity, LookupSettings
 from memstore.model.rotary import Rope
