@@ -1,5 +1,5 @@
-"""The tiers of a memory as one: lookups go to the top, misses are read from below, and every tier
-but the disk is a cache.
+"""The tiers of a memory as one: lookups go to the top, misses are read from below, every tier but
+the disk is a cache, and worker threads bring predicted units up before a lookup asks for them.
 
     device (optional)  ->  host  ->  disk, or memstore.share for a published memory
 
@@ -8,24 +8,23 @@ evicted them since. A session's own blocks are pinned in the host tier until the
 the session ends.
 """
 
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Unpack
-
-from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.devices import usable_device
-from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slots import Lease, LowestTier, UnitShape
 from memstore.tiers.stats import TierCounter
-from memstore.tiers.tier_options import (
-    DEFAULT_POLICY,
-    HOST_BUDGET,
-    Predictor,
-    TierOptions,
-    check_options,
-)
+from memstore.tiers.tier_options import DEFAULT_POLICY, HOST_BUDGET, Predictor, TierOptions
+
+_WORKERS = 2  # threads that prefetch
+_AT_ONCE = 32  # units that a worker reads at once
+_MOST = 4096  # predicted units that may wait; beyond it the oldest are dropped
 
 
 class Cascade:
@@ -39,10 +38,9 @@ class Cascade:
         computes: bool = False,
         **options: Unpack[TierOptions],
     ) -> None:
-        """computes: do sessions compute units that no tier has? Raises BudgetExceeded,
-        InvalidConfig.
+        """computes: do sessions compute units that no tier has? options: checked. Raises
+        BudgetExceeded, InvalidConfig.
         """
-        check_options(options)
         policy = options.get("policy", DEFAULT_POLICY)
         self.disk = disk
         budget = options.get("host_budget", HOST_BUDGET)
@@ -77,29 +75,21 @@ class Cascade:
             self.prefetcher.request(absent)
         return len(absent)
 
-    # Units of sessions
-
-    def admit(self, units: Sequence[BlockKey], k: Tensor, v: Tensor, length: int) -> None:
-        """Hold units that a session computed in the host tier: see SlabTier.admit."""
-        self.host.admit(units, k, v, length)
-
-    def count_computed(self, units: int, size: int, seconds: float) -> None:
-        """Count units of `size` bytes that a session computed in so many seconds, as hits of a
+    def count_computed(self, size: int, seconds: float) -> None:
+        """Count a unit of `size` bytes that a session computed in so many seconds, as a hit of a
         lowest tier.
         """
-        self._computed.count(hits=units, bytes=size, seconds=seconds)
+        self._computed.count(hits=1, bytes=size, seconds=seconds)
 
     def drop(self, units: Sequence[BlockKey]) -> None:
         """Drop units from all caches."""
-        self.host.drop(units)  # first: a lookup in between would bring them up from here again
-        if self.device is not None:
-            self.device.drop(units)
+        for tier in reversed(self.caches):  # a lookup in between would bring them up from below
+            tier.drop(units)
 
     def drop_document(self, document: int) -> None:
         """Drop a document from all caches."""
-        self.host.drop_document(document)  # first, as in drop
-        if self.device is not None:
-            self.device.drop_document(document)
+        for tier in reversed(self.caches):  # as in drop
+            tier.drop_document(document)
 
     # Counting
 
@@ -123,3 +113,49 @@ class Cascade:
         if self._computes:
             tiers["computed"] = dict(self._computed.snapshot().to_dict())
         return tiers
+
+
+class Prefetcher:
+    """Reads predicted units into a tier on worker threads, until it is closed. Safe for several
+    threads.
+
+    A prediction is a hint. It is dropped when too many wait, when its unit is there or on its way
+    already, and when reading it fails (the lookup that really needs the unit then meets the error,
+    with its name). A lookup that comes while its unit is on the way waits for that read instead of
+    repeating it (SlabTier.lease).
+    """
+
+    def __init__(self, tier: SlabTier) -> None:
+        self._tier, self._pid = tier, os.getpid()
+        self._threads = ThreadPoolExecutor(_WORKERS, thread_name_prefix="memstore-prefetch")
+        self._lock = threading.RLock()  # as in a slab tier, what an interrupt cannot leave taken
+        self._waiting: dict[BlockKey, None] = {}  # in the order of asking
+
+    def request(self, units: Iterable[BlockKey]) -> None:
+        """Units that a lookup will probably want soon; returns at once, and raises nothing."""
+        with self._lock:
+            reads = -(-len(self._waiting) // _AT_ONCE)  # so many were asked for and have not begun
+            self._waiting.update(dict.fromkeys(units))
+            for _ in range(len(self._waiting) - _MOST):
+                del self._waiting[next(iter(self._waiting))]
+            needed = -(-len(self._waiting) // _AT_ONCE)
+        # no more threads, or closed: fewer read ahead, or none
+        with suppress(RuntimeError):
+            for _ in range(needed - reads):
+                self._threads.submit(self._read)
+
+    def close(self) -> None:
+        """Forget what waits, and wait for the reads under way; idempotent."""
+        if self._pid == os.getpid():  # a forked child has none of these threads
+            with self._lock:
+                self._waiting.clear()
+            self._threads.shutdown()
+
+    def _read(self) -> None:
+        with self._lock:
+            units = [unit for unit, _ in zip(self._waiting, range(_AT_ONCE))]
+            for unit in units:
+                del self._waiting[unit]
+        # whatever it is, a lookup that needs one of them meets it again, and raises it
+        with suppress(Exception):
+            self._tier.prefetch(units)

@@ -183,26 +183,21 @@ class SlabTier:
             self._fetch(missing, held)
         return len(missing)
 
-    def admit(self, units: Sequence[BlockKey], k: Tensor, v: Tensor, length: int) -> None:
-        """Cache units of so many valid content tokens that were computed instead of being read from
-        below; they count as missed. Those that there is no room for now are passed over.
+    def admit(self, unit: BlockKey, k: Tensor, v: Tensor, length: int) -> None:
+        """Cache a unit of so many valid content tokens that was computed instead of being read from
+        below; it counts as missed. Without room for it now it is passed over.
 
-        k, v: [n, block_size, D], zero from `length` on.
+        k, v: [block_size, D], zero from `length` on.
         """
         with self._lock:
             size = self._shape.slots_of(length)
-            read = len(units) * size * self.slot_bytes
-            self._table.counts.add_lookup(len(units), len(units), 0.0, read)
-            new = [
-                at
-                for at, unit in enumerate(units)
-                if unit not in self._table.slots and unit not in self._arriving
-            ]
-            new = new[: 0 if self._short else self._table.room() // size]
-            wanted = [units[at] for at in new]
-            taken = self._table.take(wanted, [size] * len(wanted))
-            self._write(taken, k[new], v[new], [length] * len(taken))
-            self._table.slots.update(zip(wanted, taken))
+            self._table.counts.add_lookup(1, 1, 0.0, size * self.slot_bytes)
+            here = unit in self._table.slots or unit in self._arriving
+            if here or self._short or self._table.room() < size:
+                return
+            taken = self._table.take([unit], [size])
+            self._write(taken, k[None], v[None], [length])
+            self._table.slots[unit] = taken[0]
             self._changed.notify_all()
 
     def read_from(

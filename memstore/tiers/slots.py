@@ -33,16 +33,6 @@ class UnitShape(NamedTuple):
     dtype: torch.dtype
     slot_size: int
 
-    @classmethod
-    def of_blocks(cls, block_size: int, head_dim: int, dtype: torch.dtype) -> Self:
-        """A slot for each block."""
-        return cls(block_size, head_dim, dtype, block_size)
-
-    @classmethod
-    def of_passages(cls, block_size: int, head_dim: int, dtype: torch.dtype) -> Self:
-        """Slots of PAGE tokens for passages of at most block_size."""
-        return cls(block_size, head_dim, dtype, min(PAGE, block_size))
-
     @property
     def slot_bytes(self) -> int:
         """Of keys and values in a slot."""

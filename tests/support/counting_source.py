@@ -18,7 +18,7 @@ from memstore.tiers.stats import TierCounter
 
 BLOCK, DIM = 4, 8
 UNIT_BYTES = 2 * BLOCK * DIM * 4
-SHAPE = UnitShape.of_blocks(BLOCK, DIM, torch.float32)
+SHAPE = UnitShape(BLOCK, DIM, torch.float32, BLOCK)
 SECONDS = 600  # until a test that waits has failed
 
 

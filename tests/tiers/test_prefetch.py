@@ -19,8 +19,8 @@ from memstore.errors import DocumentNotFound, MemoryClosed, MemstoreError
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.cascade import Prefetcher
 from memstore.tiers.policy import POLICIES
-from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slots import Held, LowestTier
 from memstore.tiers.tier_options import PREDICTORS
@@ -57,24 +57,6 @@ def units(first: int, end: int) -> list[BlockKey]:
     return [unit(number) for number in range(first, end)]
 
 
-# Requests
-
-
-def test_full_queue_drops_the_oldest_requests(below: CountingSource) -> None:
-    tier = host_tier(below, 64)
-    ahead = Prefetcher(tier, workers=1, batch=1, most=5)
-    below.stand_still()
-    ahead.request([unit(0)])
-    below.reading.acquire()
-    for first in range(1, 41):  # nothing is read meanwhile: who waited for it would never return
-        ahead.request([unit(first)])
-    ahead.request([])
-    below.go()
-    ahead.drain()
-    assert [read[0] for read in below.reads] == [unit(0), *units(36, 41)]
-    ahead.close()
-
-
 # Many threads
 
 
@@ -87,7 +69,7 @@ def test_concurrent_leases_prefetches_and_drops_never_deadlock(
     tier: SlabTier = host
     if with_device:
         tier = device_tier(host, 12, policy)
-    ahead = Prefetcher(tier, workers=2, batch=4, most=30)
+    ahead = Prefetcher(tier)
     below.wild = random.Random(policy)
 
     def work(seed: int) -> None:
@@ -103,8 +85,6 @@ def test_concurrent_leases_prefetches_and_drops_never_deadlock(
                 elif what < 0.9:
                     for one in (tier, host):
                         one.drop(wanted) if what < 0.85 else one.drop_document(1)
-                elif what < 0.93:
-                    ahead.cancel()
                 else:
                     with tier.lease(wanted[:1]):  # a thread that leases takes more, or is refused
                         check_lease(tier, wanted[1:])
@@ -114,7 +94,6 @@ def test_concurrent_leases_prefetches_and_drops_never_deadlock(
 
     for call in [Aside(work, seed) for seed in range(6)]:
         call.end()
-    Aside(ahead.drain).end()
     Aside(ahead.close).end()
     below.wild = None
     check_lease(tier, units(0, 8))
@@ -153,7 +132,7 @@ def states(
         assert tiers["held"] <= budget
         if prefetch != "off" and not lookup:
             assert tiers["prefetched"] + tiers["late"]
-        store.tiers.prefetcher.drain()
+        store.tiers.prefetcher._threads.shutdown()
         return session.logits(torch.cat(parts))
 
 
@@ -208,7 +187,7 @@ def test_session_does_not_find_a_document_forgotten_during_prefetch(
             with pytest.raises(DocumentNotFound):
                 session.feed([6])
             other.feed([5])
-            store.tiers.prefetcher.drain()
+            store.tiers.prefetcher._threads.shutdown()
         assert {unit.document for unit in store.tiers.host._table.slots} <= {kept.id}
         check_slots(store.tiers.host)
 
@@ -222,7 +201,7 @@ def test_a_forked_child_gets_a_named_error_though_a_thread_holds_the_lock(
     tier = host_tier(below)
     ahead = Prefetcher(tier)
     ahead.request([unit(0)])
-    ahead.drain()
+    ahead._threads.shutdown()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(tier._lock.acquire).result()
         child = os.fork()

@@ -121,7 +121,7 @@ def test_a_lease_tells_which_tier_had_a_unit(opened: MemoryStore) -> None:
 def test_what_is_read_ahead_is_a_hit(opened: MemoryStore) -> None:
     units = units_of(opened, "first")[:16]
     assert opened.retrieval.expect(units) == 16
-    opened.tiers.prefetcher.drain()
+    opened.tiers.prefetcher._threads.shutdown()
     check(opened, units)
     top = next(iter(opened.tier_stats().values()))
     assert (top["prefetched"], top["misses"]) == (16, 0)

@@ -33,7 +33,7 @@ from memstore.store.retrieve.session_document import SessionDocument
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import torch_dtype
-from memstore.tiers.slots import UnitShape
+from memstore.tiers.slots import PAGE, UnitShape
 from memstore.tiers.tier_options import TierOptions
 
 _log = logging.getLogger("memstore")
@@ -63,10 +63,11 @@ class Retrieval:
             device=usable_device(options.get("device") or "cpu"),
             directory=None if catalog.source else catalog.database.path / INDEX,
         )
-        of_units = UnitShape.of_blocks if selector is None else UnitShape.of_passages
+        size = signature.block_size
+        slot = size if selector is None else min(PAGE, size)
         self.tiers = Cascade(
             DiskTier(catalog) if catalog.source is None else catalog.source,
-            of_units(signature.block_size, signature.head_dim, dtype),
+            UnitShape(size, signature.head_dim, dtype, slot),
             computes=selector is not None,
             **cast(TierOptions, options),
         )
@@ -183,7 +184,7 @@ class Retrieval:
         by now.
         """
         catalog = self._catalog
-        self.tiers.count_computed(1, 2 * k.nbytes, seconds)
+        self.tiers.count_computed(2 * k.nbytes, seconds)
         try:
             with catalog.database.read() as txn:
                 (at,) = catalog.stored_at(txn, [(document, block)])
@@ -194,7 +195,7 @@ class Retrieval:
             catalog.share(at.digest, codec, k, v)
             rest = (0, 0, 0, catalog.signature.block_size - len(k))
             unit = BlockKey(at.number, 0, 0, 0)
-            self.tiers.admit([unit], pad(k, rest)[None], pad(v, rest)[None], len(k))
+            self.tiers.host.admit(unit, pad(k, rest), pad(v, rest), len(k))
 
     # Documents
 
