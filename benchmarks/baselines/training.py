@@ -16,9 +16,8 @@ from benchmarks.baselines.transformer import BaselineTransformer
 from memstore.model.landmark.transformer import Transformer
 from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData
 from memstore.training.curriculum import Stage
-from memstore.training.objectives import Loss, next_token_loss
-from memstore.training.steps import Steps
-from memstore.training.subject import Subject, TrainConfig, begin_model
+from memstore.training.objectives import Loss, Steps, next_token_loss
+from memstore.training.train import Subject, TrainConfig, begin_model
 
 _GATE_LR = 0.01  # Infini-attention's gates stay near one half at that of gains and embeddings
 

@@ -26,8 +26,7 @@ from memstore.devices import fast_dtype
 from memstore.model.landmark.transformer import PRESETS, Transformer
 from memstore.training.curriculum import default_curriculum
 from memstore.training.objectives import encode_windows, next_token_loss
-from memstore.training.optimizer import make_optimizers
-from memstore.training.train import update
+from memstore.training.train import make_optimizers, update
 
 WARM_UP = 3
 

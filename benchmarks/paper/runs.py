@@ -32,8 +32,7 @@ from memstore.model.landmark.transformer import PRESETS
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import TokenCorpus, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.subject import Precision, Subject, TrainConfig
-from memstore.training.train import train
+from memstore.training.train import Precision, Subject, TrainConfig, train
 
 MAIN = ("landmark", "transformer-xl", "memorizing", "infini", "none")
 STEPS = 1000  # of the slowest memory less than half an hour of a core, other cores busy

@@ -52,7 +52,7 @@ def train(
     from memstore.model.landmark.landmark_model import read_configuration
     from memstore.model.landmark.transformer import PRESETS
     from memstore.training.curriculum import default_curriculum, stages_from
-    from memstore.training.subject import TrainConfig
+    from memstore.training.train import TrainConfig
     from memstore.training.train import train as run_training
 
     if minutes is not None and not minutes > 0:

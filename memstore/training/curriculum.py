@@ -70,7 +70,6 @@ class Stage:
     # share of the stage over which their log-mass rises from -8 to 0
     negative_ramp: float = 0.0
     queue: int = 1008  # landmarks of earlier windows kept as negatives
-    max_jump: int = 1  # position jumps after each landmark of a window, uniform in 1..max_jump
     warmup: int = 20
 
 

@@ -13,7 +13,7 @@ from memstore import MemoryStore
 from memstore.block import BlockKey
 from memstore.errors import InvalidWeights
 from memstore.model.landmark.landmark_model import load_checkpoint, load_model
-from memstore.training.subject import new_model
+from memstore.training.train import new_model
 from support.tiny_model import save_tiny_model, text
 
 TEXT = text(900)

@@ -10,8 +10,7 @@ import torch
 
 from memstore.model.landmark.transformer import ModelConfig
 from memstore.training.curriculum import Stage
-from memstore.training.subject import Subject, TrainConfig
-from memstore.training.train import train
+from memstore.training.train import Subject, TrainConfig, train
 from support.fake_device import FakeDevice
 
 # the smallest model that trains

@@ -16,8 +16,7 @@ from benchmarks.baselines.training import BaselineSubject
 from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.subject import Subject, TrainConfig, new_model
-from memstore.training.train import train
+from memstore.training.train import Subject, TrainConfig, new_model, train
 from support.small_training import MODEL, small, train_in_turns
 
 

@@ -19,19 +19,15 @@ from memstore.model.landmark.landmark_model import load_checkpoint, read_configu
 from memstore.model.landmark.transformer import PRESETS
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.subject import Precision, TrainConfig
-from memstore.training.train import train
+from memstore.training.train import Precision, TrainConfig, train
 from support.small_training import MODEL, small, train_in_turns
 
 
 def stages() -> tuple[Stage, ...]:
-    """Both kinds, with the gate, position jumps, negatives of earlier steps and chunks that
-    continue a window.
-    """
+    """Both kinds, with the gate, negatives of earlier steps and chunks that continue a window."""
     windows, _, memory, text, *_ = default_curriculum()
     gated = small(text, data=replace(text.data, question_follows=0.5))
-    jumping = small(memory, max_jump=3)
-    return small(windows, max_jump=3, cmt=True), jumping, gated
+    return small(windows, cmt=True), small(memory), gated
 
 
 def trained(
