@@ -1,5 +1,6 @@
 """Replace the attention of a transformers model: the caller gets queries, keys and values without
-rotary positions, and returns the attention output.
+rotary positions, and returns the attention output. The model's rotary positions are applied by the
+caller (ModelRotary).
 
 An attached model computes the same as before unless a forward pass gets a `ForwardCache`: in that
 pass, RoPE is off and `ForwardCache.attend` computes the attention.
@@ -9,7 +10,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -21,9 +22,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from memstore.errors import InvalidWeights
 from memstore.model.adapter import Attend, AttentionSpec, Enter
+from memstore.model.rotary import Positions
 
 # tolerances relative to the largest expected value: for float32 and float64, for half precision
 _EXACT_TOLERANCE, _HALF_TOLERANCE = 1e-4, 0.05
+_TABLE = 4096  # rotary positions to begin with
+_UNSTEADY = {
+    "dynamic": "its frequencies change with the length of the text (dynamic RoPE)",
+    "longrope": "its frequencies change with the length of the text (LongRoPE)",
+}
 _PREFIX = "memstore_"  # registered name: this and the name of the attention it replaces
 _active = threading.local()  # .cache: the ForwardCache of this thread's forward pass
 # arguments of an attention function, besides q, k, v and the mask, that we support or ignore
@@ -280,14 +287,117 @@ def _cache_name(forward: Callable[..., Any]) -> str:
     return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
-def takes_layer_type(rotary: nn.Module) -> bool:
-    """Does a rotary embedding rotate layers of different types differently?"""
-    return "layer_type" in inspect.signature(rotary.forward).parameters
-
-
 def difference_beyond_rounding(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float | None:
     """The largest absolute difference of two tensors; None if rounding in dtype explains it."""
     exact = dtype in (torch.float32, torch.float64)
     tolerance = float(expected.abs().max()) * (_EXACT_TOLERANCE if exact else _HALF_TOLERANCE)
     difference = float((found - expected).abs().max())
     return None if difference <= tolerance else difference
+
+
+# Rotary positions
+
+
+class ModelRotary:
+    """Rotates queries and keys [.., T, D] of a layer as the model's own code does, attention
+    scaling included, by tables of its cosines and sines.
+    """
+
+    def __init__(self, decoder: nn.Module, config: Any, turned: Sequence[bool]) -> None:
+        """decoder: attached; turned: which layers have positions.
+
+        Raises InvalidWeights for frequencies that change with the length.
+        """
+        rotary = cast(Any, decoder.rotary_emb).original
+        kinds = getattr(rotary, "rope_type", "default")
+        for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
+            if kind in _UNSTEADY:
+                raise InvalidWeights(
+                    f"{config.model_type}: {_UNSTEADY[kind]}; what was stored under one length "
+                    "would be wrong under another, so it cannot be given a memory"
+                )
+        self._rotary = rotary
+        self._apply: Callable[..., tuple[Tensor, Tensor]] = sys.modules[
+            type(decoder).__module__
+        ].apply_rotary_pos_emb
+        typed = "layer_type" in inspect.signature(rotary.forward).parameters
+        self._types: list[str | None] = list(config.layer_types) if typed else [None] * len(turned)
+        self._turned = turned
+        self._half_split = _is_half_split(self._apply)
+        self._tables: dict[tuple[str | None, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+        self._outgrown: list[tuple[Tensor, Tensor]] = []  # which a CUDA graph may still read
+        self._growing = threading.Lock()
+
+    def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:
+        """x [.., T, D] to positions [T] (0 and above)."""
+        if not self._turned[layer] or not x.numel():
+            return x
+        shape = x.shape
+        x = x.reshape(1, -1, *shape[-2:])
+        cos, sin = self._angles(self._types[layer], positions, x)
+        turned = cos.shape[-1]
+        part = x[..., :turned]
+        if self._half_split:
+            rotated = _half_split(part, cos, sin)
+        else:
+            rotated = self._apply(part, part[:, :0], cos, sin)[0].to(x.dtype)
+        if turned < shape[-1]:
+            rotated = torch.cat((rotated, x[..., turned:]), -1)
+        return rotated.view(shape)
+
+    def _angles(
+        self, kind: str | None, positions: Tensor | range | Positions, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The model's cosines and sines [1, T, d] of positions [T]."""
+        if isinstance(positions, range):
+            cos, sin = self._table(kind, positions.stop, x)
+            at = slice(positions.start, positions.stop)
+            return cos[:, at], sin[:, at]
+        if not isinstance(positions, Positions):
+            positions = Positions(positions, int(positions.max()) + 1)
+        found = positions.angles.get((kind, x.dtype))
+        if found is None:
+            cos, sin = self._table(kind, positions.reach, x)
+            found = cos[:, positions.at], sin[:, positions.at]
+            positions.angles[kind, x.dtype] = found
+        return found
+
+    def _table(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's cosines and sines [1, n, d] of positions 0 .. n - 1, n >= reach."""
+        key = (kind, x.dtype, x.device)
+        table = self._tables.get(key)
+        if table is None or table[0].shape[1] < reach:
+            with self._growing:
+                table = self._tables.get(key)
+                if table is None or table[0].shape[1] < reach:
+                    self._outgrown += [] if table is None else [table]
+                    table = self._tables[key] = self._grown(kind, reach, x)
+        return table
+
+    def _grown(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        size = max(_TABLE, 1 << (reach - 1).bit_length())
+        positions = torch.arange(size, device=x.device)[None]
+        given = (x.new_zeros(1), positions) if kind is None else (x.new_zeros(1), positions, kind)
+        with torch.no_grad():
+            cos, sin = self._rotary(*given)
+        return cos, sin
+
+
+def _half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """What most models' code computes, in half as many operations: x [1, H, T, D] by cosines and
+    sines [1, T, D], dimension i together with i + D/2.
+    """
+    first, second = x.chunk(2, -1)
+    return (x * cos).add_(torch.cat((-second, first), -1).mul_(sin))
+
+
+def _is_half_split(apply: Callable[..., tuple[Tensor, Tensor]]) -> bool:
+    """Is that what a model's code computes?"""
+    draw = torch.Generator().manual_seed(0)
+    x, cos, sin = (torch.randn(1, 3, 5, 8, generator=draw) for _ in range(3))
+    cos, sin = cos[:, 0], sin[:, 0]
+    try:
+        theirs = apply(x, x[:, :0], cos, sin)[0]
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return False
+    return theirs.shape == x.shape and torch.equal(theirs, _half_split(x, cos, sin))

@@ -1,18 +1,29 @@
-"""A Hugging Face decoder as a passage model: its own code computes, with the caller's attention."""
+"""A Hugging Face decoder as a passage model: its own code computes, with the caller's attention. A
+forward pass over a short probe text finds its head sizes and how each layer attends.
+"""
 
 import json
-from collections.abc import Sequence
+import threading
+from contextlib import nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memstore.disk.format.signature import ModelName, Signature
-from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.quantized_weights import Weights
-from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter, attach_adapter
+from memstore.errors import InvalidWeights
+from memstore.hf.attention_seam import (
+    ForwardCache,
+    ModelRotary,
+    attach,
+    difference_beyond_rounding,
+    run_layers,
+)
+from memstore.hf.quantized_weights import MOST_ROWS, QuantizedWeights, Weights, taking
+from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter, adapted, attach_adapter
 from memstore.hf.tokenizer import OffsetTokenizer, Turns
+from memstore.hf.traced_step import TracedStep
 from memstore.hf.weights import adaptation_of, digest_of
 from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.lookup_settings import LookupSettings
@@ -23,6 +34,34 @@ from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.rotary import Positions
 
 LONGEST = 128  # tokens of a passage, and of the slots that hold one
+_PROBE_TOKENS = 12
+
+
+class _WithoutCudnn:
+    """Disables cuDNN attention while any thread is inside: torch has one setting for the process.
+    On Hopper torch prefers cuDNN, which plans 30 ms for every new shape, for an attention of
+    0.03 ms; sequence lengths here are always new.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._before = 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.backends.cuda.cudnn_sdp_enabled()
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.cuda.enable_cudnn_sdp(self._before)
+
+
+_without_cudnn = _WithoutCudnn()
 
 
 class HuggingFacePassageModel(PassageAPI):
@@ -48,8 +87,16 @@ class HuggingFacePassageModel(PassageAPI):
         Raises InvalidWeights for an architecture that cannot run with the caller's attention: a
         short text must give the stock model's logits.
         """
-        self.model = model
-        self._decoder = decoder = AttachedDecoder(model, generating)
+        self.model = model.eval()
+        self._config = config = model.config.get_text_config()
+        self._stack = attach(model)
+        self._embeddings: nn.Embedding = model.get_input_embeddings()
+        self._head: nn.Module = model.get_output_embeddings()
+        self._step = TracedStep(self._stack)
+        self._generating = QuantizedWeights(self._stack, self._head, generating)
+        (heads, kv_heads, head_dim), self.forms, turned = self._probe()
+        layers = len(self.forms)
+        self._rotary = ModelRotary(self._stack, config, turned)
         self._weights, self._called = weights or digest_of(model), called
         self.adapter = adapter
         if adapter is not None:
@@ -59,17 +106,9 @@ class HuggingFacePassageModel(PassageAPI):
         self.tokenizer: OffsetTokenizer = OffsetTokenizer(tokenizer)
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
-        self.tokenizer.check_known(decoder.config.vocab_size, self.prefix_ids)
-        self.forms: Sequence[AttentionSpec] = decoder.forms
-        layers = decoder.num_layers
+        self.tokenizer.check_known(config.vocab_size, self.prefix_ids)
         self.made_for = MadeFor(
-            decoder.config.hidden_size,
-            layers,
-            decoder.heads,
-            decoder.kv_heads,
-            decoder.head_dim,
-            decoder.config.vocab_size,
-            self._weights,
+            config.hidden_size, layers, heads, kv_heads, head_dim, config.vocab_size, self._weights
         )
         adaptation = adaptation or adaptation_of(self.made_for)
         self.adaptation, self.selector = adaptation, adaptation.selector
@@ -87,21 +126,78 @@ class HuggingFacePassageModel(PassageAPI):
         self.shape = Shape(
             num_layers=layers,
             memory_layers=tuple(range(min(adaptation.read_from, layers - 1), layers)),
-            hidden_size=decoder.config.hidden_size,
-            num_heads=decoder.heads,
-            num_kv_heads=decoder.kv_heads,
-            head_dim=decoder.head_dim,
+            hidden_size=config.hidden_size,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
             block_size=LONGEST,
             old_block_distance=None,
             kv_dtype=kv_dtype,
         )
-        attention = RepositionedAttention(self, [])
+        self._compare()
 
-        def storable(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            check_storable([k.to(kv_dtype), v.to(kv_dtype)])  # before a memory is made
+    def _probe(self) -> tuple[tuple[int, int, int], list[AttentionSpec], list[bool]]:
+        """Run the probe text; return query heads, KV heads and their size, how each layer attends,
+        and which layers rotate queries.
+        """
+        name, rotates = type(self.model).__name__, list[bool]()
+        shapes: list[tuple[tuple[int, ...], ...]] = []
+
+        def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if layer_idx != len(shapes):
+                raise InvalidWeights(
+                    f"{name} does not attend once in every layer; it cannot be given a memory"
+                )
+            shapes.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
+            rotates.append(not bool(q[..., 0].any()))
+            return torch.zeros_like(q)
+
+        cache = ForwardCache(attend)
+        cache.zero_rotation = True
+        try:
+            with torch.no_grad():
+                run_layers(self._stack, self._probe_ids(), cache)
+        except (RuntimeError, IndexError, TypeError, AttributeError) as error:
+            raise InvalidWeights(
+                f"{name} attends in a way not known here ({error}); it cannot be given a memory"
+            ) from error
+        layers = len(cast(nn.ModuleList, self._stack.layers))
+        if not shapes or len(shapes) != layers:
+            raise InvalidWeights(
+                f"{name} attends in {len(shapes)} of its {layers} layers; it cannot be given a "
+                "memory"
+            )
+        q, k, v = shapes[0]
+        if set(shapes) != {(q, k, k)} or q[-1] != k[-1] or v != k:
+            raise InvalidWeights(
+                f"the layers of {name} have keys and values of different shapes; it cannot be "
+                "given a memory"
+            )
+        return (q[1], k[1], q[-1]), [cache.forms[layer] for layer in range(layers)], rotates
+
+    def _compare(self) -> None:
+        """Compare the probe text's logits with the stock model's, and check that its keys and
+        values can be stored. Raises InvalidWeights.
+        """
+        attention, ids = RepositionedAttention(self, []), self._probe_ids()
+
+        def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            check_storable([x.to(self.shape.kv_dtype) for x in (k, v)])  # before a memory is made
             return attention.attend(layer_idx, q, k, v)
 
-        decoder.compare(storable)
+        with torch.no_grad():
+            stock = self.model(input_ids=ids, use_cache=False).logits[0].float()
+            ours = self.logits(self.hidden(ids, attend)[0])
+        difference = difference_beyond_rounding(ours, stock, self.dtype)
+        if difference is not None:
+            raise InvalidWeights(
+                f"{type(self.model).__name__} attends in a way not known here (its logits differ "
+                f"by {difference:.2g}); it cannot be given a memory"
+            )
+
+    def _probe_ids(self) -> Tensor:
+        size = self._config.vocab_size
+        return torch.arange(1, 1 + _PROBE_TOKENS, device=self.device)[None] * 7 % size
 
     @cached_property
     def signature(self) -> Signature:
@@ -110,7 +206,7 @@ class HuggingFacePassageModel(PassageAPI):
         A memory stores a passage as one record: of each token the keys of all memory layers and KV
         heads in a row, then the values. To storage that is one layer with one head.
         """
-        shape, config = self.shape, self._decoder.config
+        shape, config = self.shape, self._config
         rope = getattr(config, "rope_parameters", None) or {}
         return Signature(
             weights=self._weights,
@@ -149,14 +245,14 @@ class HuggingFacePassageModel(PassageAPI):
 
     @property
     def device(self) -> torch.device:
-        return self._decoder.device
+        return self._embeddings.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._decoder.dtype
+        return self._embeddings.weight.dtype
 
     def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:
-        return self._decoder.rotary.rotate(layer, x, positions)
+        return self._rotary.rotate(layer, x, positions)
 
     def hidden(
         self,
@@ -169,9 +265,24 @@ class HuggingFacePassageModel(PassageAPI):
         adapt: bool | Tensor = False,
     ) -> Tensor:
         """As ModelAdapter.hidden; adapt may also name tokens: [1, T, 1] of ones and zeros."""
-        return self._decoder.hidden(
-            ids, attend, layers=layers, enter=enter, quantized=quantized, adapt=adapt
-        )
+        backend = nullcontext() if self.device.type == "cpu" else _without_cudnn
+        weights = self._generating.used() if quantized else taking(False)
+        with backend, adapted(adapt), weights as few:
+            if quantized and layers is None and ids.shape[1] == 1:
+                few = few and len(ids) <= MOST_ROWS
+                states = self._step(ids, attend, enter, few, adapt is True)
+                if states is not None:
+                    return states
+            return run_layers(self._stack, ids, ForwardCache(attend), layers=layers, enter=enter)
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
-        return self._decoder.logits(states, quantized=quantized)
+        """States [.., hidden_size] -> float32 [.., vocabulary], as the model's own code computes
+        them. quantized: see ModelAdapter.hidden.
+        """
+        config = self._config
+        with self._generating.used() if quantized else taking(False):
+            logits = self._head(states.to(self.dtype)).float()
+        logits = logits * (getattr(config, "logit_scale", None) or 1.0)
+        logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * (logits / cap).tanh()

@@ -208,19 +208,13 @@ def weights_named(name: str, device: torch.device) -> Weights:
 
 
 @contextmanager
-def as_loaded() -> Iterator[int]:
-    """Within QuantizedWeights.used, this thread's forward passes multiply by the weights as they
-    were loaded.
+def taking(quantized: bool) -> Iterator[bool]:
+    """Within it this thread's forward passes multiply by quantized weights, or by those that were
+    loaded.
     """
-    with _taking(False):
-        yield 0
-
-
-@contextmanager
-def _taking(quantized: bool) -> Iterator[None]:
     before, _active.now = getattr(_active, "now", False), quantized
     try:
-        yield
+        yield quantized
     finally:
         _active.now = before
 
@@ -228,44 +222,27 @@ def _taking(quantized: bool) -> Iterator[None]:
 class QuantizedWeights:
     """Within `used` the linear layers of a decoder and its head multiply by quantized weights, in
     forward passes of this thread that have at most MOST_ROWS tokens. They are made when they are
-    first used, and again once weights have changed; their products are computed in bfloat16.
+    first used; their products are computed in bfloat16.
     """
 
     def __init__(self, layers: nn.Module, head: nn.Module, weights: Weights) -> None:
         self._linear = [part for part in layers.modules() if _is_plain(part)]
         self._head = head if _is_plain(head) else None
         self._weights: Weights = weights
-        self._making = threading.Lock()
-        self._of: object = None  # the state of the weights that they were made of
-        self._times = 0
+        self._making, self._made = threading.Lock(), False
 
     @contextmanager
-    def used(self, *, look: bool = True) -> Iterator[int]:
-        """Within it this thread's forward passes multiply by them. Gives how often they were made:
-        another number whenever they are others, 0 where there are none. look: whether weights have
-        changed since; once a token is enough.
-        """
-        if self._weights == "full" or not self._linear or not self._on_cpu:
-            yield 0
-            return
-        with self._making:
-            if (look or not self._times) and self._of != (state := self._state):
-                self._make()
-                self._of, self._times = state, self._times + 1
-        with _taking(True):
-            yield self._times
-
-    @property
-    def _on_cpu(self) -> bool:
-        return all(linear.weight.device.type == "cpu" for linear in self._linear[-1:])
-
-    @property
-    def _state(self) -> object:
-        """Where all weights are, and how often each was written to."""
-        parts = self._linear if self._head is None else [*self._linear, self._head]
-        # past Module.__getattr__, which takes longer than all the rest
-        weights = cast(list[Tensor], [one._parameters["weight"] for one in parts])
-        return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
+    def used(self) -> Iterator[bool]:
+        """Within it this thread's forward passes multiply by them. Gives whether there are any."""
+        here = all(linear.weight.device.type == "cpu" for linear in self._linear[-1:])
+        few = self._weights != "full" and bool(self._linear) and here
+        if few:
+            with self._making:
+                if not self._made:
+                    self._make()
+                    self._made = True
+        with taking(few):
+            yield few
 
     def _make(self) -> None:
         for linear in self._linear:

@@ -9,7 +9,7 @@ be, and such a model goes through its modules.
 import copy
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from torch.nn.functional import rms_norm
 from torch.utils import _pytree as pytree
 
 from memstore.hf.attention_seam import ForwardCache, active, difference_beyond_rounding, run_layers
-from memstore.hf.quantized_weights import Multiply, as_loaded, join, multiply, products
+from memstore.hf.quantized_weights import Multiply, join, multiply, products, taking
 from memstore.hf.reading_adapter import adapted, low_rank_of
 from memstore.model.adapter import Attend, Enter
 
@@ -33,70 +33,41 @@ _aten = torch.ops.aten
 # Graphs
 
 
-class Graph:
-    """The traced graph of a function; methods edit it, `compiled` makes a function of it."""
+def traced(function: Callable[..., Tensor], *args: Any) -> fx.GraphModule:
+    """The graph of a function, which gives one tensor; `compiled` makes a function of it."""
+    module = make_fx(function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(
+        *args
+    )
+    module.graph.set_codegen(fx.graph.CodeGen())
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    (result,) = pytree.tree_leaves(output.args)
+    output.args = (result,)
+    return module
 
-    def __init__(self, function: Callable[..., Tensor], *args: Any) -> None:
-        self._module = make_fx(
-            function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
-        )(*args)
-        self._graph = self._module.graph
-        self._graph.set_codegen(fx.graph.CodeGen())
-        self.inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
-        (output,) = (node for node in self._graph.nodes if node.op == "output")
-        (result,) = pytree.tree_leaves(output.args)
-        output.args = (result,)
 
-    def add_input(self, name: str) -> fx.Node:
-        """Add an input before the traced inputs and after those added before."""
-        with self._graph.inserting_before(self.inputs[0]):
-            return self._graph.placeholder(name)
+def compiled(module: fx.GraphModule) -> Callable[..., Tensor]:
+    """Drop multiplications by one and additions of zero (RoPE turned off), then compile."""
+    _fold(module)
+    module.graph.eliminate_dead_code()
+    for node in module.graph.nodes:
+        if node.target in _METHODS:
+            node.op, node.target = "call_method", _METHODS[node.target]
+    module.graph.lint()
+    module.recompile()
+    return cast(Callable[..., Tensor], module.forward)
 
-    def replace_op(
-        self, op: object, function: Callable[..., Any], first: tuple[fx.Node, ...]
-    ) -> None:
-        """Replace an operation by a function, which gets `first` as leading arguments."""
-        for node in self._graph.nodes:
-            if node.target is op:
-                node.target, node.args = function, (*first, *node.args)
 
-    def use_quantized(self, weights: Container[fx.Node]) -> None:
-        """Use `multiply` in linear layers of these weights: the inputs will be Multiply objects."""
-        for node in self._graph.nodes:
-            if node.target is _aten.linear.default and node.args[1] in weights:
-                x, weight, *bias = node.args
-                node.target, node.args = multiply, (weight, x, *bias)
-
-    def quantized_products(self) -> Iterable[list[fx.Node]]:
-        """Products with quantized weights, grouped by their input."""
-        groups: dict[Any, list[fx.Node]] = {}
-        for node in self._graph.nodes:
-            if node.target is multiply:
-                groups.setdefault(node.args[1], []).append(node)
-        return groups.values()
-
-    def join_products(self, nodes: Sequence[fx.Node], rows: Sequence[int]) -> None:
-        """Replace products by slices of one product with a new last input; rows: of each slice."""
-        last = next(n for n in reversed(self._graph.nodes) if n.op == "placeholder")
-        with self._graph.inserting_after(last):
-            joined = self._graph.placeholder(f"joined_{nodes[0].name}")
-        with self._graph.inserting_before(nodes[0]):
-            product = self._graph.call_function(multiply, (joined, nodes[0].args[1]))
-        start = 0
-        for node, count in zip(nodes, rows, strict=True):
-            node.target, node.args = _slice, (product, start, count, *node.args[2:])
-            start += count
-
-    def compiled(self) -> Callable[..., Tensor]:
-        """Drop multiplications by one and additions of zero (RoPE turned off), then compile."""
-        _fold(self._module)
-        self._graph.eliminate_dead_code()
-        for node in self._graph.nodes:
-            if node.target in _METHODS:
-                node.op, node.target = "call_method", _METHODS[node.target]
-        self._graph.lint()
-        self._module.recompile()
-        return cast(Callable[..., Tensor], self._module.forward)
+def _join_products(graph: fx.Graph, nodes: Sequence[fx.Node], rows: Sequence[int]) -> None:
+    """Replace products by slices of one product with a new last input; rows: of each slice."""
+    last = next(n for n in reversed(graph.nodes) if n.op == "placeholder")
+    with graph.inserting_after(last):
+        joined = graph.placeholder(f"joined_{nodes[0].name}")
+    with graph.inserting_before(nodes[0]):
+        product = graph.call_function(multiply, (joined, nodes[0].args[1]))
+    start = 0
+    for node, count in zip(nodes, rows, strict=True):
+        node.target, node.args = _slice, (product, start, count, *node.args[2:])
+        start += count
 
 
 def _fold(module: fx.GraphModule) -> None:
@@ -259,19 +230,29 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool, adapt: bool) -> L
 
     if _has_norms(call.states.device):
         fuse_norms(twin)
-    graph = Graph(computed, call.states, list(values.values()))
+    module = traced(computed, call.states, list(values.values()))
+    graph = module.graph
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
     few = products(layer, quantized, adapt)
-    names = {node: name for node, name in zip(graph.inputs[1:], values, strict=True) if name in few}
-    graph.use_quantized(names)
+    names = {node: name for node, name in zip(inputs[1:], values, strict=True) if name in few}
+    groups: dict[Any, list[fx.Node]] = {}  # products with these weights, by their input
+    for node in graph.nodes:
+        if node.target is _aten.linear.default and node.args[1] in names:
+            x, weight, *bias = node.args
+            node.target, node.args = multiply, (weight, x, *bias)
+            groups.setdefault(x, []).append(node)
     together = []
-    for nodes in graph.quantized_products():
+    for nodes in groups.values():
         of = [names[cast(fx.Node, node.args[0])] for node in nodes]
         if len(of) > 1 and _joined(layer, of, adapt) is not None:
-            graph.join_products(nodes, [len(values[name]) for name in of])
+            _join_products(graph, nodes, [len(values[name]) for name in of])
             together.append(of)
-    attend, number = graph.add_input("attend"), graph.add_input("layer_idx")
-    graph.replace_op(torch.ops.memstore.attend.default, _attend, (attend, number))
-    return LayerGraph(graph.compiled(), together)
+    with graph.inserting_before(inputs[0]):
+        first = graph.placeholder("attend"), graph.placeholder("layer_idx")
+    for node in graph.nodes:
+        if node.target is torch.ops.memstore.attend.default:
+            node.target, node.args = _attend, (*first, *node.args)
+    return LayerGraph(compiled(module), together)
 
 
 def _has_norms(device: torch.device) -> bool:
@@ -358,19 +339,15 @@ class TracedStep:
         self._traced: dict[tuple[object, ...], nn.Module | None] = {}
 
     def __call__(
-        self, ids: Tensor, attend: Attend, enter: Enter | None, quantized: int, adapt: bool = False
+        self, ids: Tensor, attend: Attend, enter: Enter | None, quantized: bool, adapt: bool = False
     ) -> Tensor | None:
-        """As AttachedDecoder.hidden, of ids [B, 1]; None where the model cannot be traced, or gives
+        """As ModelAdapter.hidden, of ids [B, 1]; None where the model cannot be traced, or gives
         something else then.
-
-        quantized: which weights of fewer bits the layers have, by number; 0 for those as loaded.
-        adapt: with the model's reading adapter.
         """
         key = (len(ids), ids.device, adapt, quantized)
         with self._tracing:
             if key not in self._traced:
-                self._traced = {k: step for k, step in self._traced.items() if k[-1] == key[-1]}
-                self._traced[key] = _traced(self._decoder, ids, quantized > 0, adapt)
+                self._traced[key] = _traced(self._decoder, ids, quantized, adapt)
             step = self._traced[key]
         if step is None:
             return None
@@ -383,7 +360,7 @@ def _traced(decoder: nn.Module, ids: Tensor, quantized: bool, adapt: bool) -> nn
     """
     try:
         with torch.no_grad():
-            with as_loaded(), _unlogged(), adapted(False):
+            with taking(False), _unlogged(), adapted(False):
                 step = _step_of(decoder, ids, quantized, adapt)
             with adapted(adapt):
                 return step if _same(decoder, step, ids) else None

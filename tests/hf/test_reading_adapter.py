@@ -84,8 +84,8 @@ def test_a_generated_token_goes_through_graphs_and_fewer_bits_with_it():
                 modules = reader.hidden(IDS[:, :1], attend, adapt=adapt)
             error = float((token - modules).norm() / modules.norm())
             assert error < (1e-5 if bits == "full" else 0.05)
-        assert len(reader._decoder._step._traced) == 2
-        assert None not in reader._decoder._step._traced.values()
+        assert len(reader._step._traced) == 2
+        assert None not in reader._step._traced.values()
 
 
 @pytest.mark.parametrize("kind", ["both", "writer"])

@@ -12,9 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from memstore.hf import traced_step
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
-from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.traced_step import Graph
-from support.tiny_decoder import KINDS, decoder, of_kind
+from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.passages.adaptation import UNADAPTED
+from support.tiny_decoder import KINDS, decoder, of_kind, tokenizer
 
 UNTRACED = {"mixtral"}  # which experts compute depends on the token
 
@@ -24,7 +24,11 @@ def attend(layer, q, k, v):
     return q + (k - 2 * v).repeat_interleave(q.shape[1] // k.shape[1], 1) * (1 + layer)
 
 
-def by_modules(model: AttachedDecoder, given, enter=None):
+def attached(model):
+    return HuggingFacePassageModel(model, tokenizer(), UNADAPTED, generating="full")
+
+
+def by_modules(model: HuggingFacePassageModel, given, enter=None):
     with torch.no_grad():
         return run_layers(attach(model.model), given, ForwardCache(attend), enter=enter)
 
@@ -38,12 +42,10 @@ def by_modules(model: AttachedDecoder, given, enter=None):
 def test_a_token_goes_through_graphs_as_through_modules(kind, rows, monkeypatch):
     """One row as on a GPU, whose norms are one operation."""
     monkeypatch.setattr(traced_step, "_has_norms", lambda device: rows == 1)
-    model = AttachedDecoder(
-        of_kind(kind) if kind in KINDS else decoder(kind, sliding_window=50), "full"
-    )
+    model = attached(of_kind(kind) if kind in KINDS else decoder(kind, sliding_window=50))
     ids = torch.arange(rows)[:, None] + 7
     with torch.no_grad():
-        states = model._step(ids, attend, None, 0)
+        states = model._step(ids, attend, None, False)
     assert (states is None) == (kind in UNTRACED)
     if states is not None:
         torch.testing.assert_close(states, by_modules(model, ids), rtol=1e-5, atol=1e-5)
@@ -62,7 +64,7 @@ def test_an_rms_norm_becomes_one_operation_for_a_gpu_and_another_norm_does_not(d
         expected = [norm(x) for norm in norms]
         traced_step.fuse_norms(norms)
         for norm, plain in zip(norms, expected):
-            graph = Graph(norm, x).compiled()
+            graph = traced_step.compiled(traced_step.traced(norm, x))
             operations.append({str(node.target) for node in graph.__self__.graph.nodes})
             torch.testing.assert_close(graph(x), plain)
     assert "aten.rms_norm.default" in operations[0] and "rsqrt" not in operations[0]
@@ -70,7 +72,7 @@ def test_an_rms_norm_becomes_one_operation_for_a_gpu_and_another_norm_does_not(d
 
 
 def test_layers_are_entered_in_order_with_the_states_of_modules():
-    model = AttachedDecoder(decoder("llama"), "full")
+    model = attached(decoder("llama"))
     given = torch.tensor([[9], [4]])
     entered, expected = [], []
     with torch.no_grad():
@@ -82,20 +84,8 @@ def test_layers_are_entered_in_order_with_the_states_of_modules():
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_that_changed_are_computed_with():
-    model = AttachedDecoder(decoder("llama"), "full")
-    ids = torch.tensor([[9]])
-    with torch.no_grad():
-        before = model.hidden(ids, attend, quantized=True)
-        for parameter in model.model.parameters():
-            parameter.mul_(0.5)
-        after = model.hidden(ids, attend, quantized=True)
-    assert not torch.allclose(before, after)
-    torch.testing.assert_close(after, by_modules(model, ids), rtol=1e-5, atol=1e-5)
-
-
 def test_a_question_is_read_while_another_thread_traces_the_model():
-    model = AttachedDecoder(decoder("llama"), "full")
+    model = attached(decoder("llama"))
     question, found, traced = torch.arange(40)[None] + 3, [], threading.Event()
     expected = by_modules(model, question)
 
@@ -107,7 +97,7 @@ def test_a_question_is_read_while_another_thread_traces_the_model():
     thread.start()
     with torch.no_grad():
         for rows in range(1, 5):
-            assert model._step(torch.full((rows, 1), 11), attend, None, 0) is not None
+            assert model._step(torch.full((rows, 1), 11), attend, None, False) is not None
     traced.set()
     thread.join()
     assert found and not thread.is_alive()
@@ -116,7 +106,7 @@ def test_a_question_is_read_while_another_thread_traces_the_model():
 
 
 def test_a_model_is_traced_while_another_thread_generates_with_it():
-    model = AttachedDecoder(decoder("llama"), "full")
+    model = attached(decoder("llama"))
     found: list[torch.Tensor] = []
 
     def generate(rows: int) -> None:
