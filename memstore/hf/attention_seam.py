@@ -83,10 +83,6 @@ class ForwardCache(Cache):
     ) -> bool:
         return self.length > 0
 
-    def advance(self, tokens: int) -> None:
-        """Count the tokens of a finished forward pass."""
-        self.length += tokens
-
     def __len__(self) -> int:
         return 0
 
@@ -185,7 +181,7 @@ def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     cache, _active.cache = _current(), None
     if cache is not None and output is not None:
-        cache.advance(output.last_hidden_state.shape[1])
+        cache.length += output.last_hidden_state.shape[1]
 
 
 def _layer_hook(layer: int) -> Callable[..., None]:
@@ -272,7 +268,7 @@ def run_layers(
             input_ids=ids, **cache_argument(decoder, cache), use_cache=True
         ).last_hidden_state
     except _Stopped:
-        cache.advance(ids.shape[1])
+        cache.length += ids.shape[1]
         return last[0]
     return cast(Tensor, states)
 
@@ -365,13 +361,11 @@ class ModelRotary:
     def _table(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """The model's cosines and sines [1, n, d] of positions 0 .. n - 1, n >= reach."""
         key = (kind, x.dtype, x.device)
-        table = self._tables.get(key)
-        if table is None or table[0].shape[1] < reach:
-            with self._growing:
-                table = self._tables.get(key)
-                if table is None or table[0].shape[1] < reach:
-                    self._outgrown += [] if table is None else [table]
-                    table = self._tables[key] = self._grown(kind, reach, x)
+        with self._growing:
+            table = self._tables.get(key)
+            if table is None or table[0].shape[1] < reach:
+                self._outgrown += [] if table is None else [table]
+                table = self._tables[key] = self._grown(kind, reach, x)
         return table
 
     def _grown(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:

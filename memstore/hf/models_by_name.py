@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memstore.compute import Compute
-from memstore.disk.format.signature import ModelName, Signature
+from memstore.disk.format.signature import Signature
 from memstore.errors import InvalidConfig, InvalidInput, install_extra
 from memstore.hf.model_directory import PACKAGED
 from memstore.model.landmark import SHIPPED_NAME
@@ -70,8 +70,25 @@ def reader_of(
 
 
 def name_of(signature: Signature, where: str, name: str | Path | None = None) -> str | Path:
-    """The name that `reader_named` takes for the model of a memory: see reader_of."""
-    return name or _made_with(signature.model, where) or default_name()
+    """The name that `reader_named` takes for the model of a memory: see reader_of. Raises
+    InvalidInput for a model that this machine lacks, or that only the hub may have.
+    """
+    model = signature.model
+    if name or model is None:  # the memory does not say
+        return name or default_name()
+    source, made = model.source, f"{where} was made with {model.title}"
+    if source is None:
+        raise InvalidInput(f"{made}; name that model's directory or file with --model")
+    if source == SHIPPED_NAME or source in PACKAGED or source == os.environ.get(MODEL_VARIABLE):
+        return source
+    if not Path(source).is_absolute():
+        raise InvalidInput(
+            f"{made}, a model of the Hugging Face hub; memstore downloads it only if you name it: "
+            f"--model {source}"
+        )
+    if not Path(source).exists():
+        raise InvalidInput(f"{made}, and {source} is no longer there; name it with --model")
+    return source
 
 
 def default_name() -> str:
@@ -91,27 +108,6 @@ def check_transformers() -> None:
     """Raises InvalidConfig where transformers is missing."""
     if find_spec("transformers") is None:
         raise InvalidConfig(f"Hugging Face models need transformers: {install_extra('hf')}")
-
-
-def _made_with(model: ModelName | None, where: str) -> str | None:
-    """The name under which a memory's model can be loaded; None where the memory does not say.
-    Raises InvalidInput for a model that this machine lacks, or that only the hub may have.
-    """
-    if model is None:
-        return None
-    source, made = model.source, f"{where} was made with {model.title}"
-    if source is None:
-        raise InvalidInput(f"{made}; name that model's directory or file with --model")
-    if source == SHIPPED_NAME or source in PACKAGED or source == os.environ.get(MODEL_VARIABLE):
-        return source
-    if not Path(source).is_absolute():
-        raise InvalidInput(
-            f"{made}, a model of the Hugging Face hub; memstore downloads it only if you name it: "
-            f"--model {source}"
-        )
-    if not Path(source).exists():
-        raise InvalidInput(f"{made}, and {source} is no longer there; name it with --model")
-    return source
 
 
 def _check_weights(compute: Compute) -> None:

@@ -294,28 +294,18 @@ def products(layer: nn.Module, quantized: bool, adapted: bool) -> dict[str, Mult
 
 
 def join(linear: Sequence[nn.Module], adapted: bool) -> Multiply | None:
-    """The product with the quantized weights of several layers at once, with their adapters or
-    without; None where they cannot be joined.
-    """
-    if not all(hasattr(one, "few") for one in linear):
-        return None
-    whole = _join(linear)
-    if whole is None or not adapted:
-        return whole
-    updates = [update for one in linear if (update := low_rank_of(one)) is not None]
-    return Beside(whole, LowRank.joined(updates)) if len(updates) == len(linear) else None
-
-
-def _join(linear: Sequence[nn.Module]) -> Multiply | None:
-    """The product with the quantized weights of several layers at once, one after the other, which
-    they have only there from then on; None where they cannot be joined.
+    """The product with the quantized weights of several layers at once, one after the other, with
+    their adapters or without; None where they cannot be joined. The layers have their weights only
+    there from then on.
     """
     layers = [cast(_Linear, one) for one in linear]
+    if not all(hasattr(one, "few") for one in layers):
+        return None
     few = [one.few for one in layers]
-    if isinstance(few[0], _Part):
-        return few[0].whole
     whole: Multiply
-    if all(isinstance(one, _Int8) for one in few):
+    if isinstance(few[0], _Part):
+        whole = few[0].whole
+    elif all(isinstance(one, _Int8) for one in few):
         whole = _Int8.joined(cast(list[_Int8], few))
     elif all(isinstance(one, _Int4) and one.joins for one in few):
         whole = _Int4.joined(cast(list[_Int4], few))
@@ -325,4 +315,7 @@ def _join(linear: Sequence[nn.Module]) -> Multiply | None:
     for layer in layers:
         start, end = end, end + layer.out_features
         layer.few = _Part(whole, start, end)
-    return whole
+    if not adapted:
+        return whole
+    updates = [update for one in layers if (update := low_rank_of(one)) is not None]
+    return Beside(whole, LowRank.joined(updates)) if len(updates) == len(layers) else None

@@ -124,15 +124,11 @@ class Turns:
         begin = [] if template.bos_token_id is None else [template.bos_token_id]
         self.prefix, self._between, self._behind = begin, list[int](), list[int]()
         self._lead = ""  # of the template, cut together with a question
-        self.templated = False
-        if getattr(template, "chat_template", None) is None:
+        parts = _parts(template) if getattr(template, "chat_template", None) else None
+        self.templated = parts is not None
+        if parts is None:
             return
-        try:
-            before, between, behind = _parts(template)
-        except ValueError as error:
-            _report(template, str(error))
-            return
-        self.templated = True
+        before, between, behind = parts
         # what stands before a question may share its first token with it, such as a space
         beginnings = [template(before + text, add_special_tokens=False) for text in _QUESTIONS]
         shared = 0
@@ -163,22 +159,10 @@ class Turns:
         return [*before, *words, *self._behind], place
 
 
-def _report(template: Any, reason: str) -> None:
-    """Log why a chat template cannot be used, and what the model reads instead."""
-    begin = "" if template.bos_token is None else f"{template.bos_token!r}, "
-    _log.warning(
-        "%s: the chat template cannot be rendered (%s); instead, the model reads %sthe passages "
-        "and the question as it was typed",
-        template.name_or_path or type(template).__name__,
-        reason,
-        begin,
-    )
-
-
-def _parts(template: Any) -> tuple[str, str, str]:
+def _parts(template: Any) -> tuple[str, str, str] | None:
     """What a chat template writes before the first question, between an answer and the next
-    question, and behind a question. Raises ValueError for a template that cannot be rendered or
-    taken apart.
+    question, and behind a question. None for a template that cannot be rendered or taken apart:
+    why, and what the model reads instead, is logged.
     """
     said = [
         {"role": "user", "content": _FIRST},
@@ -194,10 +178,19 @@ def _parts(template: Any) -> tuple[str, str, str]:
             enable_thinking=False,  # Qwen 3's: an answer has too few tokens to think in
         )
     except Exception as error:  # a template is a program, and raises what it likes
-        raise ValueError(first_line(error)) from error
-    before, first, rest = whole.partition(_FIRST)
-    _, second, rest = rest.partition(_SAID)
-    between, third, behind = rest.partition(_NEXT)
-    if not (first and second and third):
-        raise ValueError("it does not write every message of a conversation")
-    return before, between, behind
+        reason = first_line(error)
+    else:
+        before, first, rest = whole.partition(_FIRST)
+        _, second, rest = rest.partition(_SAID)
+        between, third, behind = rest.partition(_NEXT)
+        if first and second and third:
+            return before, between, behind
+        reason = "it does not write every message of a conversation"
+    _log.warning(
+        "%s: the chat template cannot be rendered (%s); instead, the model reads %sthe passages "
+        "and the question as it was typed",
+        template.name_or_path or type(template).__name__,
+        reason,
+        "" if template.bos_token is None else f"{template.bos_token!r}, ",
+    )
+    return None

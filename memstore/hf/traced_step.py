@@ -199,22 +199,20 @@ def _joined(layer: nn.Module, names: Sequence[str], adapted: bool) -> Multiply |
     return join([layer.get_submodule(name.removesuffix(".weight")) for name in names], adapted)
 
 
-@dataclass(frozen=True)
-class LayerGraph:
-    """forward: (attend, layer_idx, states, *inputs) -> states. together: names of weights that are
-    multiplied by in one product.
+def _inputs(
+    layer: nn.Module, together: Sequence[Sequence[str]], quantized: bool, adapt: bool
+) -> list[Any]:
+    """What the graph of a layer takes of it."""
+    values: dict[str, Any] = _values(layer) | products(layer, quantized, adapt)
+    return [*values.values(), *(_joined(layer, names, adapt) for names in together)]
+
+
+def layer_graph(
+    layer: nn.Module, call: Call, quantized: bool, adapt: bool
+) -> tuple[Callable[..., Tensor], list[list[str]]]:
+    """(attend, layer_idx, states, *inputs) -> states; and names of weights that are multiplied by
+    in one product.
     """
-
-    forward: Callable[..., Tensor]
-    together: Sequence[Sequence[str]]
-
-    def inputs(self, layer: nn.Module, quantized: bool, adapt: bool) -> list[Any]:
-        """What it takes of a layer."""
-        values: dict[str, Any] = _values(layer) | products(layer, quantized, adapt)
-        return [*values.values(), *(_joined(layer, names, adapt) for names in self.together)]
-
-
-def layer_graph(layer: nn.Module, call: Call, quantized: bool, adapt: bool) -> LayerGraph:
     values, twin = _values(layer), _twin(layer)
     named = {
         name: ForwardCache(lambda _, q, k, v: _attended(q, k, v))
@@ -252,7 +250,7 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool, adapt: bool) -> L
     for node in graph.nodes:
         if node.target is torch.ops.memstore.attend.default:
             node.target, node.args = _attend, (*first, *node.args)
-    return LayerGraph(compiled(module), together)
+    return compiled(module), together
 
 
 def _has_norms(device: torch.device) -> bool:
@@ -303,7 +301,7 @@ class _TracedLayer(nn.Module):
         forward: Callable[..., Tensor],
         inputs: Sequence[Any],
     ) -> None:
-        """forward: a LayerGraph's; inputs: what it takes of the layer."""
+        """forward: the layer's graph; inputs: what it takes of the layer."""
         super().__init__()
         self._of = (layer, number, call, forward, inputs)  # a tuple: no part of this module
 
@@ -381,18 +379,18 @@ def _unlogged() -> Iterator[None]:
 
 
 def _step_of(decoder: nn.Module, ids: Tensor, quantized: bool, adapt: bool) -> nn.Module:
-    graphs: dict[object, LayerGraph] = {}
-    traced = nn.ModuleList()
+    graphs: dict[object, tuple[Callable[..., Tensor], list[list[str]]]] = {}
+    layers = nn.ModuleList()
     calls = called(decoder, ids)
     for number, (layer, call) in enumerate(zip(layers_of(decoder), calls, strict=True)):
         key = alike(layer, call)
         if key not in graphs:
             graphs[key] = layer_graph(layer, call, quantized, adapt)
-        graph = graphs[key]
-        inputs = graph.inputs(layer, quantized, adapt)
-        traced.append(_TracedLayer(layer, number, call, graph.forward, inputs))
+        forward, together = graphs[key]
+        inputs = _inputs(layer, together, quantized, adapt)
+        layers.append(_TracedLayer(layer, number, call, forward, inputs))
     step = copy.copy(decoder)
-    step._modules = {**decoder._modules, "layers": traced}
+    step._modules = {**decoder._modules, "layers": layers}
     return step
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,32 +50,25 @@ def digest_of(model: nn.Module, name: str | Path = "") -> str:
     return digest.hexdigest()
 
 
-def remembered(files: Sequence[Path]) -> str | None:
-    """The digest of the weights in these files, if none of them changed since `remember`."""
-    try:
-        return _digest_file(files).read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return None
-
-
-def remember(files: Sequence[Path], digest: str) -> None:
-    """Remember the digest of the weights in these files, if the cache can be written."""
-    path = _digest_file(files)
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacement(path) as file:
-            file.write(digest.encode())
-
-
-def _digest_file(files: Sequence[Path]) -> Path:
-    """Where the digest is stored: by paths, sizes and times of the files."""
+def remembered(files: Sequence[Path], digest: Callable[[], str]) -> str:
+    """The digest of the weights in these files: the last one, if none of them changed since by size
+    and time; else computed, and remembered where the cache can be written.
+    """
     described = [
         (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
         for file in sorted(files)
         for status in [file.stat()]
     ]
     key = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
-    return cache_directory() / "digests" / key
+    path = cache_directory() / "digests" / key
+    with suppress(OSError, ValueError):
+        return path.read_text(encoding="ascii")
+    found = digest()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacement(path) as file:
+            file.write(found.encode())
+    return found
 
 
 def made_here(weights: str) -> Path:
@@ -87,7 +80,8 @@ def adaptation_of(model: MadeFor) -> Adaptation:
     """The selector made for a model: this user's own, else one that ships, else words alone. Raises
     InvalidWeights for a damaged file.
     """
-    for path in _files(model.weights):
+    own = made_here(model.weights)
+    for path in ([own] if own.is_file() else []) + sorted(SHIPPED.glob("*.safetensors")):
         if read_made_for(path).weights == model.weights:
             return load_selector(path, model)
     return UNADAPTED
@@ -107,10 +101,3 @@ def adapter_of(weights: str, model: nn.Module) -> ReadingAdapter | None:
         if weights in ReadingAdapter.made_for(directory):
             return ReadingAdapter.load(directory, model)
     return None
-
-
-def _files(weights: str) -> Iterator[Path]:
-    own = made_here(weights)
-    if own.is_file():
-        yield own
-    yield from sorted(SHIPPED.glob("*.safetensors"))

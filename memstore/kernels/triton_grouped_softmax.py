@@ -1,5 +1,5 @@
 """Grouped-softmax flash attention in Triton (docs/appendix/method.md sections 2, 3 and 7): kernels
-of the output and of the gradient, their launchers, custom ops.
+of the output and of the gradient, and the autograd function that launches them.
 
 Memory is linear in the length: beside the output two numbers a row, lse and the shift c - Y of
 controlled blocks. Forward reads every block's tile once; before that, where blocks are controlled,
@@ -121,33 +121,6 @@ def _forward(
     store_rows(out + batch * o_b + head * o_h, rows, keep, o_t, acc / total[:, None], D, DP)
     tl.store(lse + stats + rows, peak + tl.log2(total), mask=keep)
     tl.store(shifts + stats + rows, shift, mask=keep)
-
-
-@torch.library.custom_op("memstore::grouped_softmax", mutates_args=())
-def forward_op(
-    q: Tensor, k: Tensor, v: Tensor, block_size: int, k_cmt: Tensor | None,
-    controlled: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Output [B, H, T, D], and lse and shift [B, H, T], which the gradient needs."""
-    batch, heads, length, _ = q.shape
-    out, lse, shifts = _forward_outputs(q)
-    constants = kernel_constants(q, k, block_size)
-    options = launch_options(q, constants, forward=True)
-    _forward[triton.cdiv(length, options["M"]), batch * heads](
-        q, k, v, k_cmt, controlled, out, lse, shifts, *strides(q, k, v, out), length, heads,
-        width(controlled), **constants, **options,
-    )  # fmt: skip
-    return out, lse, shifts
-
-
-def _forward_outputs(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    stats = [torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2)]
-    return torch.empty_like(q), stats[0], stats[1]
-
-
-@forward_op.register_fake
-def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    return _forward_outputs(q)
 
 
 @triton.jit
@@ -328,63 +301,56 @@ def _backward_kv(
     store_rows(dv, index, keep, dv_t, dv_acc, D, DP)
 
 
-@torch.library.custom_op("memstore::grouped_softmax_backward", mutates_args=())
-def backward_op(
-    do: Tensor, out: Tensor, lse: Tensor, shifts: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    block_size: int, k_cmt: Tensor | None, controlled: Tensor | None,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, k, v and k_cmt; without a k_cmt the last is empty."""
-    batch, heads, length, _ = q.shape
-    kv_heads = k.shape[1]
-    do = with_rows(do)
-    gradients = _backward_outputs(q, k, v, k_cmt)
-    dq, dk, dv, dk_cmt = gradients
-    deltas, group_deltas, dc = (torch.empty_like(lse) for _ in range(3))
-    constants = kernel_constants(q, k, block_size)
-    options = launch_options(q, constants)
+class _GroupedSoftmax(torch.autograd.Function):
+    """Launches the kernels; saves lse and shift [B, H, T] for the gradient."""
 
-    _backward_q[triton.cdiv(length, options["M"]), batch * heads](
-        q, k, v, do, out, k_cmt, controlled, lse, shifts, dq, deltas, group_deltas, dc,
-        *strides(q, k, v, out, do), length, heads, width(controlled), **constants, **options,
-    )  # fmt: skip
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, block_size: int, k_cmt: Tensor | None,
+        controlled: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        batch, heads, length, _ = q.shape
+        out = torch.empty_like(q)
+        lse, shifts = (
+            torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2)
+        )
+        constants = kernel_constants(q, k, block_size)
+        options = launch_options(q, constants, forward=True)
+        _forward[triton.cdiv(length, options["M"]), batch * heads](
+            q, k, v, k_cmt, controlled, out, lse, shifts, *strides(q, k, v, out), length, heads,
+            width(controlled), **constants, **options,
+        )  # fmt: skip
+        ctx.block_size = block_size
+        ctx.save_for_backward(out, lse, shifts, q, k, v, k_cmt, controlled)
+        return out
 
-    _backward_kv[triton.cdiv(length, constants["NB"] * (block_size + 1)), batch * kv_heads](
-        q, k, v, do, controlled, lse, shifts, deltas, group_deltas, dk, dv,
-        *strides(q, k, v, do, dk, dv), length, kv_heads, width(controlled), **constants, **options,
-    )  # fmt: skip
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        out, lse, shifts, q, k, v, k_cmt, controlled = ctx.saved_tensors
+        batch, heads, length, _ = q.shape
+        kv_heads = k.shape[1]
+        do = with_rows(do)
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        deltas, group_deltas, dc = (torch.empty_like(lse) for _ in range(3))
+        constants = kernel_constants(q, k, ctx.block_size)
+        options = launch_options(q, constants)
 
-    if k_cmt is not None:
-        of_heads = torch.einsum("bht,bhtd->hd", dc, q.float())
-        dk_cmt.copy_(of_heads.unflatten(0, (kv_heads, -1)).sum(1))
-    return gradients
+        _backward_q[triton.cdiv(length, options["M"]), batch * heads](
+            q, k, v, do, out, k_cmt, controlled, lse, shifts, dq, deltas, group_deltas, dc,
+            *strides(q, k, v, out, do), length, heads, width(controlled), **constants, **options,
+        )  # fmt: skip
 
+        _backward_kv[triton.cdiv(length, constants["NB"] * (ctx.block_size + 1)), batch * kv_heads](
+            q, k, v, do, controlled, lse, shifts, deltas, group_deltas, dk, dv,
+            *strides(q, k, v, do, dk, dv), length, kv_heads, width(controlled), **constants,
+            **options,
+        )  # fmt: skip
 
-def _backward_outputs(q: Tensor, k: Tensor, v: Tensor, k_cmt: Tensor | None) -> list[Tensor]:
-    of_cmt = q.new_empty(0) if k_cmt is None else torch.empty_like(k_cmt)
-    return [torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), of_cmt]
-
-
-@backward_op.register_fake
-def _(
-    do: Tensor, out: Tensor, lse: Tensor, shifts: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    block_size: int, k_cmt: Tensor | None, *_: object,
-) -> list[Tensor]:  # fmt: skip
-    return _backward_outputs(q, k, v, k_cmt)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.block_size = inputs[3]
-    ctx.save_for_backward(*output, *inputs[:3], *inputs[4:])
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, do: Tensor, *_: object) -> tuple[Tensor | None, ...]:
-    out, lse, shifts, q, k, v, *others = ctx.saved_tensors
-    dq, dk, dv, dk_cmt = backward_op(do, out, lse, shifts, q, k, v, ctx.block_size, *others)
-    return dq, dk, dv, None, None if others[0] is None else dk_cmt, None
-
-
-forward_op.register_autograd(_gradients, setup_context=_save)
+        dk_cmt = None
+        if k_cmt is not None:
+            of_heads = torch.einsum("bht,bhtd->hd", dc, q.float())
+            dk_cmt = of_heads.unflatten(0, (kv_heads, -1)).sum(1).to(k_cmt.dtype)
+        return dq, dk, dv, None, dk_cmt, None
 
 
 def grouped_softmax_attention(
@@ -399,8 +365,9 @@ def grouped_softmax_attention(
     """See `memstore.kernels.api.grouped_softmax_attention`."""
     kind = q.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
-    return forward_op(
+    output: Tensor = _GroupedSoftmax.apply(
         with_rows(q.to(dtype)), with_rows(k.to(dtype)), with_rows(v.to(dtype)), block_size,
         None if k_cmt is None else k_cmt.to(dtype).contiguous(),
         None if controlled is None or k_cmt is None else controlled.contiguous(),
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    return output

@@ -10,7 +10,7 @@ the session ends.
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Unpack
@@ -28,7 +28,7 @@ _MOST = 4096  # predicted units that may wait; beyond it the oldest are dropped
 
 
 class Cascade:
-    """A disk tier with a host tier and perhaps a device tier above it, and a prefetcher."""
+    """A disk tier with a host tier and perhaps a device tier above it. Safe for several threads."""
 
     def __init__(
         self,
@@ -52,12 +52,18 @@ class Cascade:
             self.device = SlabTier("device", self.host, budget, shape, policy=policy, device=place)
         self.top = self.host if self.device is None else self.device
         self.predictor: Predictor = options.get("prefetch", "off")
-        self.prefetcher = Prefetcher(self.top)
+        self._pid = os.getpid()
+        self._threads = ThreadPoolExecutor(_WORKERS, thread_name_prefix="memstore-prefetch")
+        self._lock = threading.RLock()  # as in a slab tier, what an interrupt cannot leave taken
+        self._waiting: dict[BlockKey, None] = {}  # predicted units, in the order of asking
         self._computes, self._computed = computes, TierCounter()
 
     def close(self) -> None:
-        """End all threads; idempotent."""
-        self.prefetcher.close()
+        """Forget the predicted units that wait, and end all threads; idempotent."""
+        if self._pid == os.getpid():  # a forked child has none of these threads
+            with self._lock:
+                self._waiting.clear()
+            self._threads.shutdown()
         self.disk.close()
 
     # Reading
@@ -69,11 +75,34 @@ class Cascade:
     def expect(self, units: Sequence[BlockKey]) -> int:
         """Prefetch units that will probably be looked up soon; return at once how many are not
         held.
+
+        A prediction is a hint. It is dropped when too many wait, when its unit is there or on its
+        way already, and when reading it fails (the lookup that really needs the unit then meets the
+        error, with its name). A lookup that comes while its unit is on the way waits for that read
+        instead of repeating it (SlabTier.lease).
         """
         absent = [unit for unit in units if not self.top.holds(unit)]
-        if absent:
-            self.prefetcher.request(absent)
+        with self._lock:
+            reads = -(-len(self._waiting) // _AT_ONCE)  # so many were asked for and have not begun
+            self._waiting.update(dict.fromkeys(absent))
+            for _ in range(len(self._waiting) - _MOST):
+                del self._waiting[next(iter(self._waiting))]
+            needed = -(-len(self._waiting) // _AT_ONCE)
+        with suppress(RuntimeError):  # no more threads, or closed: fewer are read ahead, or none
+            for _ in range(needed - reads):
+                self._threads.submit(self._read_ahead)
         return len(absent)
+
+    def _read_ahead(self) -> None:
+        with self._lock:
+            units = [unit for unit, _ in zip(self._waiting, range(_AT_ONCE))]
+            for unit in units:
+                del self._waiting[unit]
+        # whatever it is, a lookup that needs one of them meets it again, and raises it
+        with suppress(Exception):
+            self.top.prefetch(units)
+
+    # Units of sessions
 
     def count_computed(self, size: int, seconds: float) -> None:
         """Count a unit of `size` bytes that a session computed in so many seconds, as a hit of a
@@ -113,49 +142,3 @@ class Cascade:
         if self._computes:
             tiers["computed"] = dict(self._computed.snapshot().to_dict())
         return tiers
-
-
-class Prefetcher:
-    """Reads predicted units into a tier on worker threads, until it is closed. Safe for several
-    threads.
-
-    A prediction is a hint. It is dropped when too many wait, when its unit is there or on its way
-    already, and when reading it fails (the lookup that really needs the unit then meets the error,
-    with its name). A lookup that comes while its unit is on the way waits for that read instead of
-    repeating it (SlabTier.lease).
-    """
-
-    def __init__(self, tier: SlabTier) -> None:
-        self._tier, self._pid = tier, os.getpid()
-        self._threads = ThreadPoolExecutor(_WORKERS, thread_name_prefix="memstore-prefetch")
-        self._lock = threading.RLock()  # as in a slab tier, what an interrupt cannot leave taken
-        self._waiting: dict[BlockKey, None] = {}  # in the order of asking
-
-    def request(self, units: Iterable[BlockKey]) -> None:
-        """Units that a lookup will probably want soon; returns at once, and raises nothing."""
-        with self._lock:
-            reads = -(-len(self._waiting) // _AT_ONCE)  # so many were asked for and have not begun
-            self._waiting.update(dict.fromkeys(units))
-            for _ in range(len(self._waiting) - _MOST):
-                del self._waiting[next(iter(self._waiting))]
-            needed = -(-len(self._waiting) // _AT_ONCE)
-        # no more threads, or closed: fewer read ahead, or none
-        with suppress(RuntimeError):
-            for _ in range(needed - reads):
-                self._threads.submit(self._read)
-
-    def close(self) -> None:
-        """Forget what waits, and wait for the reads under way; idempotent."""
-        if self._pid == os.getpid():  # a forked child has none of these threads
-            with self._lock:
-                self._waiting.clear()
-            self._threads.shutdown()
-
-    def _read(self) -> None:
-        with self._lock:
-            units = [unit for unit, _ in zip(self._waiting, range(_AT_ONCE))]
-            for unit in units:
-                del self._waiting[unit]
-        # whatever it is, a lookup that needs one of them meets it again, and raises it
-        with suppress(Exception):
-            self._tier.prefetch(units)

@@ -135,7 +135,8 @@ class TokenCorpus:
             raise InvalidInput("no files to read; give at least one .txt or .jsonl.zst file")
         cache = Path(cache_dir)
         cache.mkdir(parents=True, exist_ok=True)
-        key = _cache_key(files, tokenizer)
+        named = [tokenizer.fingerprint, *(f"{path.name}:{path.stat().st_size}" for path in files)]
+        key = hashlib.blake2b("\n".join(named).encode(), digest_size=12).hexdigest()
         ids_file, words_file = cache / f"{key}.tokens", cache / f"{key}.json"
         if not words_file.exists():  # written last: its presence says that both are whole
             counts = _write_tokens(files, tokenizer, ids_file)
@@ -156,11 +157,6 @@ class TokenCorpus:
                 f"the corpus holds {len(self.tokens)} tokens, fewer than the {length} asked for"
             )
         return rng.randrange(len(self.tokens) - length + 1)
-
-
-def _cache_key(paths: Sequence[Path], tokenizer: Tokenizer) -> str:
-    described = [tokenizer.fingerprint, *(f"{path.name}:{path.stat().st_size}" for path in paths)]
-    return hashlib.blake2b("\n".join(described).encode(), digest_size=12).hexdigest()
 
 
 def _write_tokens(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> Counter[str]:

@@ -31,7 +31,7 @@ from memstore.model.tokenizer import Tokenizer
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.objectives import Loss, Steps
+from memstore.training.objectives import Steps
 
 _CLIP = 1.0
 _MIN_LR = 0.03  # of the learning rates, at the end of a stage
@@ -278,7 +278,7 @@ def train(
         run.restore(state)
     else:
         (config.out / "metrics.jsonl").unlink(missing_ok=True)
-    run.metrics.write({"precision": precision})
+    run.write({"precision": precision})
     run.go()
     return trained.model
 
@@ -325,7 +325,10 @@ class _Run:
         report: Report,
     ) -> None:
         self.config, self.subject, self.device = config, subject, device
-        self.precision, self.metrics = precision, Metrics(config.out / "metrics.jsonl", report)
+        self.precision, self._report = precision, report
+        # since the last line of metrics
+        self._steps, self._loss = 0, 0.0
+        self._right, self._asked = Counter[str](), Counter[str]()
         size = subject.model.shape.block_size
         self.data = RecallData(
             subject.tokenizer, corpus, config.stages[0].data, size, config.seed + 2
@@ -389,20 +392,42 @@ class _Run:
             total, weight = total + question.total, weight + question.weight
         loss = total / weight
         update(self.subject.model, self.optimizers, loss)
-        self.metrics.add(float(loss.detach()), document, question)
+        self._steps, self._loss = self._steps + 1, self._loss + float(loss.detach())
+        for name, part in (("window", document), ("chunk", question)):
+            if part is not None:
+                self._right[f"{name}_lookup_accuracy"] += int(part.correct)
+                self._asked[f"{name}_lookup_accuracy"] += part.lookups
         spent, p = time.monotonic() - started, self.progress
         p.step += 1
         p.seconds, p.stage_seconds = p.seconds + spent, p.stage_seconds + spent
 
     def _log(self, share: float) -> None:
         p = self.progress
-        self.metrics.log(
-            stage=self.stage.name,
-            step=p.step,
-            tokens=self.steps.tokens,
-            share=round(share, 4),
-            seconds=round(p.seconds, 1),
-        )
+        line = {
+            "stage": self.stage.name,
+            "step": p.step,
+            "tokens": self.steps.tokens,
+            "share": round(share, 4),
+            "seconds": round(p.seconds, 1),
+            "loss": round(self._loss / self._steps, 4),
+        }
+        line |= {n: round(self._right[n] / asked, 4) for n, asked in self._asked.items() if asked}
+        self._steps, self._loss = 0, 0.0
+        self._right.clear(), self._asked.clear()
+        self.write(line)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Write a line of metrics, means over the steps since the last one, to the file and to
+        whoever listens. Raises OSError.
+        """
+        path = self.config.out / "metrics.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        self._report(line)
 
     def save(self) -> None:
         """Write the checkpoint and everything a resumed run needs, on the CPU whatever the
@@ -445,40 +470,3 @@ class _Run:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.steps.restore(state)
-
-
-class Metrics:
-    """Means over some steps, written as lines of JSON to a file and to whoever listens."""
-
-    def __init__(self, path: Path, report: Report) -> None:
-        self._path, self._report = path, report
-        self._steps, self._loss = 0, 0.0
-        self._right: Counter[str] = Counter()
-        self._asked: Counter[str] = Counter()
-
-    def add(self, loss: float, window: Loss, chunk: Loss | None) -> None:
-        """Count a step: its loss, and what was right of its windows and chunks."""
-        self._steps, self._loss = self._steps + 1, self._loss + loss
-        for kind, part in (("window", window), ("chunk", chunk)):
-            if part is not None:
-                self._right[f"{kind}_lookup_accuracy"] += int(part.correct)
-                self._asked[f"{kind}_lookup_accuracy"] += part.lookups
-
-    def log(self, **line: Any) -> None:
-        """Write a line that ends with the mean loss and the accuracies since the last one."""
-        line["loss"] = round(self._loss / self._steps, 4)
-        line |= {n: round(self._right[n] / asked, 4) for n, asked in self._asked.items() if asked}
-        self._steps, self._loss = 0, 0.0
-        self._right.clear()
-        self._asked.clear()
-        self.write(line)
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Write one line. Raises OSError."""
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            error.filename = str(self._path)
-            raise
-        self._report(line)

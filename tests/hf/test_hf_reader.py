@@ -224,14 +224,6 @@ def test_a_tokenizer_that_changes_its_text_is_refused():
         OffsetTokenizer(object())
 
 
-def test_another_model_and_too_many_passages_are_refused(reader, store):
-    other = word_reader(decoder("qwen2"))
-    with pytest.raises(WrongModel, match="weights"):
-        MemoryStore.open(store.path, other.signature)
-    with reader.session(store, top_k=1) as session, pytest.raises(InvalidInput, match="top_k"):
-        session.read([None, None])
-
-
 def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, directory):
     first = load_reader(directory, dtype=torch.float32).signature
     (remembered,) = (tmp_path / "cache" / "digests").iterdir()
@@ -263,29 +255,6 @@ def test_a_memory_of_another_selector_is_refused(tmp_path):
                 refused(QUESTION, store)
         with pytest.raises(WrongModel):
             learned.build_index(store)
-
-
-def test_refusal_lists_the_closest_passages_with_their_scores(tmp_path):
-    reader = word_reader(gate=Gate((1.0,) * 5))
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest(TEXT, store, name="inventory")
-        there = reader.ask(QUESTION, store, max_new_tokens=2)
-        assert there.answered and there.sources and there.tokens
-        absent = reader.ask("Why do whales sing?", store, max_new_tokens=2)
-        assert not absent.answered and not absent.tokens and absent.refused
-        assert absent.lookups == {"done": 0, "skipped": 1}
-        searched = reader.search("Why do whales sing?", store, top_k=len(absent.sources))
-        assert len(searched) == 5
-        assert [one.weight for one in absent.sources] == [one.weight for one in searched]
-        assert absent.needed is not None and absent.sources[0].weight < absent.needed
-        assert not searched.answered and reader.search(QUESTION, store).answered
-        shown = str(absent).splitlines()
-        assert shown[0].startswith("Not sure") and f"needs {absent.needed:.2f}" in shown[0]
-        assert len(shown) == 1 + len(absent.sources) and "inventory" in shown[1]
-        with reader.chat(store) as chat:
-            assert chat.ask("Why do whales sing?", max_new_tokens=2).refused
-            alone = chat.ask("Why do whales sing?", max_new_tokens=2, from_memory=False)
-            assert alone.tokens and not alone.answered and not alone.refused
 
 
 @pytest.mark.parametrize("titled", ["first line", "heading", "name"])

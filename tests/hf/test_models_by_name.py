@@ -55,11 +55,7 @@ def test_a_missing_model_is_named_and_never_downloaded(
     if model.source == "owner/big":  # whoever sets the variable has named it
         monkeypatch.setenv("MEMSTORE_MODEL", "owner/big")
         assert name_of(signature, "the memory") == "owner/big"
-
-
-def test_a_memory_without_a_model_name_gets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSTORE_MODEL", "some/model")
-    assert name_of(of(None).signature, "the memory") == "some/model"
+        assert name_of(of(None).signature, "the memory") == "owner/big"
 
 
 def test_names_are_not_part_of_the_signature_and_paths_are_not_published(tmp_path: Path) -> None:

@@ -103,24 +103,3 @@ def test_a_question_is_read_while_another_thread_traces_the_model():
     assert found and not thread.is_alive()
     for states in found:
         torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_model_is_traced_while_another_thread_generates_with_it():
-    model = attached(decoder("llama"))
-    found: list[torch.Tensor] = []
-
-    def generate(rows: int) -> None:
-        with torch.no_grad():
-            for _ in range(5):
-                ids = torch.full((rows, 1), 11)
-                found.append(model.hidden(ids, attend, quantized=True)[0])
-
-    threads = [threading.Thread(target=generate, args=(rows,)) for rows in (1, 2, 3, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 20
-    expected = by_modules(model, torch.tensor([[11]]))[0]
-    for states in found:
-        torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-5)

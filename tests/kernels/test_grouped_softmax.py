@@ -141,19 +141,3 @@ def test_inputs_may_be_views_and_the_gradient_of_the_output_too() -> None:
         results.append((output, *torch.autograd.grad(output.sum(), fused)))
     for x, y in zip(*results):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
-
-
-def test_it_compiles_into_one_graph() -> None:
-    window = Window.draw(4, 12, 16, 2, 1, 1, cmt=True)
-    q, k, v, k_cmt = (x.float().requires_grad_() for x in window.leaves.values())
-
-    def loss(q: Tensor, k: Tensor, v: Tensor, k_cmt: Tensor) -> Tensor:
-        output = grouped_softmax_attention(
-            q, k, v, 4, k_cmt=k_cmt, controlled=window.controlled, triton=True
-        )
-        return (output * window.do).sum()
-
-    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    results = [torch.autograd.grad(f(q, k, v, k_cmt), (q, k, v, k_cmt)) for f in (compiled, loss)]
-    for x, y in zip(*results):
-        torch.testing.assert_close(x, y)

@@ -61,10 +61,3 @@ def test_a_memory_elsewhere_than_the_model_is_refused_with_what_to_do(tmp_path: 
             pytest.raises(InvalidConfig, match="device='cuda:0'"),
         ):
             there.session(store, [])
-
-
-def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("it is there")
-    with pytest.raises(InvalidConfig, match="cuda"):
-        load_model(save_tiny_model(tmp_path / "model"), device="cuda")

@@ -19,19 +19,18 @@ from memstore.errors import DocumentNotFound, MemoryClosed, MemstoreError
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.cascade import Prefetcher
+from memstore.tiers.cascade import Cascade
 from memstore.tiers.policy import POLICIES
-from memstore.tiers.slab import SlabTier
 from memstore.tiers.slots import Held, LowestTier
 from memstore.tiers.tier_options import PREDICTORS
 from support.counting_source import (
+    SHAPE,
+    UNIT_BYTES,
     Aside,
     CountingSource,
     Source,
     check_lease,
     check_slots,
-    device_tier,
-    host_tier,
     unit,
 )
 from support.fork_server import RIGHT, ForkServer
@@ -53,10 +52,6 @@ def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-def units(first: int, end: int) -> list[BlockKey]:
-    return [unit(number) for number in range(first, end)]
-
-
 # Many threads
 
 
@@ -65,11 +60,10 @@ def units(first: int, end: int) -> list[BlockKey]:
 def test_concurrent_leases_prefetches_and_drops_never_deadlock(
     below: CountingSource, policy: str, with_device: bool
 ) -> None:
-    host = host_tier(below, 9, policy)
-    tier: SlabTier = host
-    if with_device:
-        tier = device_tier(host, 12, policy)
-    ahead = Prefetcher(tier)
+    budgets = {"host_budget": 9 * UNIT_BYTES, "device_budget": 12 * UNIT_BYTES}
+    device = "cpu" if with_device else None
+    tiers = Cascade(below, SHAPE, policy=policy, device=device, **budgets)
+    host, tier = tiers.host, tiers.top
     below.wild = random.Random(policy)
 
     def work(seed: int) -> None:
@@ -81,7 +75,7 @@ def test_concurrent_leases_prefetches_and_drops_never_deadlock(
                 if what < 0.5:
                     check_lease(tier, wanted)
                 elif what < 0.8:
-                    ahead.request(wanted)
+                    tiers.expect(wanted)
                 elif what < 0.9:
                     for one in (tier, host):
                         one.drop(wanted) if what < 0.85 else one.drop_document(1)
@@ -94,9 +88,9 @@ def test_concurrent_leases_prefetches_and_drops_never_deadlock(
 
     for call in [Aside(work, seed) for seed in range(6)]:
         call.end()
-    Aside(ahead.close).end()
+    Aside(tiers.close).end()
     below.wild = None
-    check_lease(tier, units(0, 8))
+    check_lease(tier, [unit(number) for number in range(8)])
     check_slots(tier), check_slots(host)
 
 
@@ -132,7 +126,7 @@ def states(
         assert tiers["held"] <= budget
         if prefetch != "off" and not lookup:
             assert tiers["prefetched"] + tiers["late"]
-        store.tiers.prefetcher._threads.shutdown()
+        store.tiers._threads.shutdown()
         return session.logits(torch.cat(parts))
 
 
@@ -187,7 +181,7 @@ def test_session_does_not_find_a_document_forgotten_during_prefetch(
             with pytest.raises(DocumentNotFound):
                 session.feed([6])
             other.feed([5])
-            store.tiers.prefetcher._threads.shutdown()
+            store.tiers._threads.shutdown()
         assert {unit.document for unit in store.tiers.host._table.slots} <= {kept.id}
         check_slots(store.tiers.host)
 
@@ -198,10 +192,10 @@ def test_session_does_not_find_a_document_forgotten_during_prefetch(
 def test_a_forked_child_gets_a_named_error_though_a_thread_holds_the_lock(
     below: CountingSource,
 ) -> None:
-    tier = host_tier(below)
-    ahead = Prefetcher(tier)
-    ahead.request([unit(0)])
-    ahead._threads.shutdown()
+    tiers = Cascade(below, SHAPE, host_budget=8 * UNIT_BYTES)
+    tier = tiers.host
+    tiers.expect([unit(0)])
+    tiers._threads.shutdown()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(tier._lock.acquire).result()
         child = os.fork()
@@ -214,8 +208,8 @@ def test_a_forked_child_gets_a_named_error_though_a_thread_holds_the_lock(
                 except MemoryClosed:
                     refused += 1
             tier.drop([unit(0)])
-            ahead.close()
+            tiers.close()
             os._exit(refused)
         pool.submit(tier._lock.release).result()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    ahead.close()
+    tiers.close()

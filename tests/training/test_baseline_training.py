@@ -76,21 +76,6 @@ def test_every_memory_is_shown_the_same_texts(
     assert all(map(torch.equal, drawn["infini"], drawn["landmark"]))
 
 
-def test_chunks_stand_behind_the_windows_that_they_may_read() -> None:
-    windows = torch.arange(4)[:, None].expand(4, 6) * 10
-    memory = MemoryBatch(windows, torch.ones(4, 6), [], {}, [], None, [], None)  # type: ignore[arg-type]
-    questions = QuestionBatch(
-        torch.arange(5)[:, None].expand(5, 3) + 100,
-        torch.ones(5, 3),
-        torch.tensor([[0, 1], [3, 1], [2, 3], [0, 2], [1, 2]]),
-        torch.tensor([False, True, False, False, False]),
-    )
-    ids, weights = baseline_steps.in_a_row(memory, questions)
-    # 4 * 6 + 5 * 3 tokens in texts of 2 * 6 + 3
-    assert ids[:, ::6].tolist() == [[0, 10, 100], [10, 30, 101]]
-    assert weights[0].tolist() == [0, 1, 1, 1, 1, 1] * 2 + [0, 1, 1]
-
-
 def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothing(
     tmp_path: Path, book: Path
 ) -> None:

@@ -13,7 +13,7 @@ from memstore.errors import InvalidInput
 from memstore.model.tokenizer import Tokenizer
 from memstore.training import facts as language
 from memstore.training.batches import RecallData
-from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
+from memstore.training.corpus import TokenCorpus, read_documents
 from memstore.training.curriculum import RecallConfig
 from memstore.training.facts import SPLITS, VALUE_SHARES, Fact, Pools, draw_fact
 
@@ -114,11 +114,6 @@ def test_a_corpus_is_tokenised_once_for_the_same_files_and_tokenizer(files, toke
     with pytest.raises(InvalidInput):
         TokenCorpus.build([*files, broken], tokenizer, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []  # nothing of a build that stopped halfway
-
-
-def test_held_out_words_name_nothing(corpus):
-    assert corpus.words and not any(map(is_held_out, corpus.words))
-    assert all(word.isalpha() and word.islower() and 4 <= len(word) <= 10 for word in corpus.words)
 
 
 # --- the language of facts
@@ -258,28 +253,6 @@ def test_an_updated_fact_is_asked_with_both_windows_in_view(tokenizer, corpus):
             assert visible == sorted(visible, reverse=continues)  # a chunk follows the newer one
             followed += 1
     assert followed > 20
-
-
-def test_a_memory_never_contradicts_itself(tokenizer, corpus):
-    data = recall(tokenizer, corpus, hard=1.0, updates=0.2)
-    for _ in range(10):
-        memory = data.memory(8, 16)
-        stated = [one for facts in memory.facts for one in facts]
-        current = [(one.fact.entity, one.fact.attribute) for one in stated if one.current]
-        assert len(current) == len(set(current))
-        assert sum(one.fact.is_pass_key for one in stated) <= 1
-        assert all(one.window == memory.pass_key_window for one in stated if one.fact.is_pass_key)
-
-
-def test_text_chunks_continue_the_text_of_their_window(tokenizer, corpus):
-    data = recall(tokenizer, corpus, plain=0.7, continuations=1.0, text_follows=1.0)
-    memory = data.memory(6, 8)
-    chunks = data.questions(memory, 5, 4)
-    assert chunks.continues.all()
-    for ids, visible in zip(content(chunks, tokenizer)[0], chunks.visible.tolist()):
-        after = memory.text_windows[visible[0]]
-        text = corpus.tokens[after - 8 * BLOCK : after + 4 * BLOCK].tolist()
-        assert memory.contents[visible[0]] + ids.tolist() == text
 
 
 def test_a_memory_of_plain_text_is_runs_and_chunks_continue_them(tokenizer, corpus):
