@@ -25,8 +25,7 @@ from benchmarks.common.tables import table
 from benchmarks.common.text import Books
 from benchmarks.replay import Recorded, belady, recorded, replay
 from memstore import LandmarkModel, MemoryStore, load_model
-from memstore.tiers.policy import POLICIES
-from memstore.tiers.tier_options import DEFAULT_POLICY
+from memstore.tiers.policy import DEFAULT_POLICY, POLICIES
 
 TRACE = Path(__file__).parent.parent / "tests/data/trace-books.zst"
 BELADY, AHEAD = "belady", f"{DEFAULT_POLICY}, predicted"

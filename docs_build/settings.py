@@ -13,7 +13,7 @@ from memstore.model.lookup_settings import AnswerSettings, LookupSettings
 from memstore.serve.settings import ServeSettings
 from memstore.share.publication_options import ShareOptions
 from memstore.store.open_options import OpenOptions
-from memstore.tiers.tier_options import TierOptions
+from memstore.tiers.policy import TierOptions
 
 SETTINGS = (
     (TierOptions, "Tiers", "`options=` of `memstore.open`; `MemoryStore.open` and `create`."),

@@ -365,16 +365,12 @@ class ModelRotary:
             table = self._tables.get(key)
             if table is None or table[0].shape[1] < reach:
                 self._outgrown += [] if table is None else [table]
-                table = self._tables[key] = self._grown(kind, reach, x)
+                size = max(_TABLE, 1 << (reach - 1).bit_length())
+                places = torch.arange(size, device=x.device)[None]
+                of_kind = () if kind is None else (kind,)
+                with torch.no_grad():
+                    table = self._tables[key] = self._rotary(x.new_zeros(1), places, *of_kind)
         return table
-
-    def _grown(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        size = max(_TABLE, 1 << (reach - 1).bit_length())
-        positions = torch.arange(size, device=x.device)[None]
-        given = (x.new_zeros(1), positions) if kind is None else (x.new_zeros(1), positions, kind)
-        with torch.no_grad():
-            cos, sin = self._rotary(*given)
-        return cos, sin
 
 
 def _half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

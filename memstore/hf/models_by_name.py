@@ -38,9 +38,15 @@ def reader_named(
     number_format = dtype_named(compute.dtype)
     # a packaged model's name means that model, even where a directory has the same name
     if name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(expanded(name))):
+        import torch
+
+        from memstore.hf.quantized_weights import weights_named
         from memstore.model.landmark.landmark_model import load_model
 
-        _check_weights(compute)
+        if weights_named(compute.weights, torch.device("cpu")) in ("int8", "int4"):
+            raise InvalidConfig(
+                f"a landmark model has no {compute.weights} weights; choose auto or full"
+            )
         given = {} if number_format is None else {"dtype": number_format}
         return load_model(name, device=compute.device, **given)
     check_transformers()
@@ -108,18 +114,6 @@ def check_transformers() -> None:
     """Raises InvalidConfig where transformers is missing."""
     if find_spec("transformers") is None:
         raise InvalidConfig(f"Hugging Face models need transformers: {install_extra('hf')}")
-
-
-def _check_weights(compute: Compute) -> None:
-    """Raises InvalidConfig for quantized weights, which a landmark model does not have."""
-    import torch
-
-    from memstore.hf.quantized_weights import weights_named
-
-    if weights_named(compute.weights, torch.device("cpu")) in ("int8", "int4"):
-        raise InvalidConfig(
-            f"a landmark model has no {compute.weights} weights; choose auto or full"
-        )
 
 
 def _is_ours(directory: Path) -> bool:

@@ -199,12 +199,11 @@ def weights_named(name: str, device: torch.device) -> Weights:
     """Which weights a model on a device generates with. Raises InvalidConfig for a name that is
     none of Weights, and for int8 and int4 elsewhere than on a CPU.
     """
-    for known in get_args(Weights):
-        if name == known:
-            if name in ("int8", "int4") and device.type != "cpu":
-                raise InvalidConfig(f"{name} weights are for a CPU; choose auto or full")
-            return cast(Weights, known)
-    raise InvalidConfig(f"weights {name!r} are unknown; choose {', '.join(get_args(Weights))}")
+    if name not in get_args(Weights):
+        raise InvalidConfig(f"weights {name!r} are unknown; choose {', '.join(get_args(Weights))}")
+    if name in ("int8", "int4") and device.type != "cpu":
+        raise InvalidConfig(f"{name} weights are for a CPU; choose auto or full")
+    return cast(Weights, name)
 
 
 @contextmanager

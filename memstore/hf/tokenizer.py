@@ -124,7 +124,9 @@ class Turns:
         begin = [] if template.bos_token_id is None else [template.bos_token_id]
         self.prefix, self._between, self._behind = begin, list[int](), list[int]()
         self._lead = ""  # of the template, cut together with a question
-        parts = _parts(template) if getattr(template, "chat_template", None) else None
+        parts = None
+        if getattr(template, "chat_template", None) is not None:
+            parts = _parts(template)
         self.templated = parts is not None
         if parts is None:
             return

@@ -141,12 +141,6 @@ class Call:
     named: Mapping[str, Any]
     output: Any
 
-    def of(self, states: Tensor) -> Any:
-        """The same output with these states."""
-        if isinstance(self.output, tuple):
-            return (states, *self.output[1:])
-        return states
-
 
 def called(decoder: nn.Module, ids: Tensor) -> list[Call]:
     """How every layer is called for a token."""
@@ -311,7 +305,8 @@ class _TracedLayer(nn.Module):
         cache = next(one for one in (*args, *named.values()) if isinstance(one, ForwardCache))
         if cache.enter is not None:
             cache.enter(number, hidden_states)
-        return call.of(forward(cache.attend, number, hidden_states, *inputs))
+        states = forward(cache.attend, number, hidden_states, *inputs)
+        return (states, *call.output[1:]) if isinstance(call.output, tuple) else states
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -118,13 +118,13 @@ def grouped_softmax_attention(
     (`triton_grouped_softmax_tile.supports`).
     Returns [B, H, T, D].
     """
-    attend = reference.grouped_softmax_attention
     if use_triton(q, k, v) if triton is None else triton:
         from memstore.kernels import triton_grouped_softmax, triton_grouped_softmax_tile
 
         if triton_grouped_softmax_tile.supports(q, k, block_size):
             attend = triton_grouped_softmax.grouped_softmax_attention
-    return attend(q, k, v, block_size, k_cmt=k_cmt, controlled=controlled)
+            return attend(q, k, v, block_size, k_cmt=k_cmt, controlled=controlled)
+    return local_attention(q, k, v, block_size, k_cmt=k_cmt, controlled=controlled).output
 
 
 @lru_cache

@@ -85,23 +85,6 @@ def weighted(weights: Tensor, v: Tensor) -> Tensor:
 # Grouped softmax (docs/appendix/method.md, in the form of adjusted logits)
 
 
-def grouped_softmax_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_size: int,
-    *,
-    k_cmt: Tensor | None = None,
-    controlled: Tensor | None = None,
-) -> Tensor:
-    """See `memstore.kernels.api.grouped_softmax_attention`."""
-    logits, _, null = adjusted_logits(q, k, block_size, k_cmt, controlled)
-    flat = logits.flatten(-2)
-    content = flat.shape[-1]
-    weights = (flat if null is None else torch.cat([flat, null[..., None]], -1)).softmax(-1)
-    return weighted(weights[..., :content], _content(v, block_size))
-
-
 def local_attention(
     q: Tensor,
     k: Tensor,
@@ -204,17 +187,6 @@ def _visibility(
     first_block, start = divmod(positions - rows, block_size + 1)
     earlier, hidden = _grid(first_block, -(-positions // (block_size + 1)), block_size, device)
     return earlier[start : start + rows], hidden[start : start + rows]
-
-
-def _content(v: Tensor, block_size: int) -> Tensor:
-    """Values [B, H, S, D] of a run of blocks without its landmarks, the last block padded with
-    zeros: [B, H, nb * l, D].
-    """
-    b = block_size + 1
-    missing = -v.shape[2] % b
-    if missing:
-        v = F.pad(v, (0, 0, 0, missing))
-    return v.unflatten(2, (-1, b))[:, :, :, :block_size].flatten(2, 3)
 
 
 # Search over landmark keys

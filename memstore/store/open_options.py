@@ -8,7 +8,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import BudgetExceeded, InvalidConfig
 from memstore.share.publication_options import ShareOptions, is_url, take_share_options
-from memstore.tiers.tier_options import HOST_BUDGET, TierOptions, check_options
+from memstore.tiers.policy import HOST_BUDGET, TierOptions, check_options
 
 
 class OpenOptions(TierOptions, ShareOptions, total=False):

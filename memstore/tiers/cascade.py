@@ -17,10 +17,10 @@ from typing import Unpack
 
 from memstore.block import BlockKey
 from memstore.devices import usable_device
+from memstore.tiers.policy import DEFAULT_POLICY, HOST_BUDGET, Predictor, TierOptions
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slots import Lease, LowestTier, UnitShape
 from memstore.tiers.stats import TierCounter
-from memstore.tiers.tier_options import DEFAULT_POLICY, HOST_BUDGET, Predictor, TierOptions
 
 _WORKERS = 2  # threads that prefetch
 _AT_ONCE = 32  # units that a worker reads at once

@@ -22,14 +22,9 @@ class DiskTier:
         """Of the memory that `catalog` has open."""
         self.database = catalog.database
         self.geometry = catalog.signature.geometry
-        self.stats = TierCounter()
+        self.counters = {"disk": TierCounter()}
         self._catalog = catalog
         self._placed = PlacedReader(self.database.path, catalog.blocks)
-
-    @property
-    def counters(self) -> dict[str, TierCounter]:
-        """Its counts, under its name."""
-        return {"disk": self.stats}
 
     def read_from(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
@@ -43,7 +38,7 @@ class DiskTier:
             writes = {number: self._catalog.write_of(txn, number) for number in batch.documents}
             self._placed.read(txn, batch, batch.by_record(writes))
         size, seconds = batch.bytes_of(range(len(units))), time.perf_counter() - started
-        self.stats.count(hits=len(units), bytes=size, seconds=seconds)
+        self.counters["disk"].count(hits=len(units), bytes=size, seconds=seconds)
         return batch.lengths, ["disk"] * len(units)
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Which cached unit goes when one must: LRU and ARC behind one interface.
+"""Which cached unit goes when one must: LRU and ARC behind one interface; and the options of a
+memory's tiers, of which the policy is one.
 
 Each chooses as libcachesim does for objects of equal size, except that blocked units are passed
 over: they keep their place, and an eviction pays one call of `blocked` for each of them that stands
@@ -10,7 +11,7 @@ walks over all that was deleted before it.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Literal, TypeAlias, TypedDict, get_args
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidConfig
@@ -166,3 +167,31 @@ def make_policy(name: str, capacity: int) -> Policy:
             f"eviction policy {name!r} is unknown; choose one of {', '.join(POLICIES)}"
         )
     return POLICIES[name](capacity)
+
+
+# Options of tiers, checked before the tiers are made
+
+HOST_BUDGET = 1 << 30
+DEFAULT_POLICY = "arc"
+Predictor = Literal["off", "speculative"]
+PREDICTORS = get_args(Predictor)
+
+
+class TierOptions(TypedDict, total=False):
+    """Settings of a memory's tiers; each has a default."""
+
+    host_budget: int  # bytes of main memory for blocks (default 1 GiB)
+    policy: str  # of eviction: see memstore.tiers.policy
+    prefetch: Predictor  # which units are read ahead: see memory_attention.py
+    device: str | None  # a torch device with a tier of its own, or None
+    device_budget: int  # bytes of the device's memory for blocks (default 1 GiB)
+
+
+def check_options(options: TierOptions) -> None:
+    """Check names of policy and predictor. Raises InvalidConfig."""
+    policy, prefetch = options.get("policy", DEFAULT_POLICY), options.get("prefetch", "off")
+    make_policy(policy, 1)
+    if prefetch not in PREDICTORS:
+        raise InvalidConfig(
+            f"prefetch {prefetch!r} is unknown; choose one of {', '.join(PREDICTORS)}"
+        )

@@ -269,10 +269,22 @@ def train(
             f"{config.out} already holds a training run; resume it with --resume or choose another "
             "directory"
         )
-    state = _read_state(state_path) if resume else None
+    state: dict[str, Any] | None = None
+    if resume:
+        try:
+            state = torch.load(state_path, weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise InvalidInput(
+                f"{state_path} is damaged and cannot be resumed; start again in another directory: "
+                f"{error}"
+            ) from None
     trained = subject(config, texts, device, resume)
     corpus = TokenCorpus.build(texts, trained.tokenizer, config.out / "tokens")
-    precision = _precision(config.precision, device, state)
+    precision: str = config.precision
+    if precision == "auto" and state is not None:
+        precision = state["precision"]  # as the run began
+    elif precision == "auto":
+        precision = str(devices.fast_dtype(device)).removeprefix("torch.")
     run = _Run(config, trained, corpus, device, precision, report or (lambda line: None))
     if state is not None:
         run.restore(state)
@@ -281,25 +293,6 @@ def train(
     run.write({"precision": precision})
     run.go()
     return trained.model
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise InvalidInput(
-            f"{path} is damaged and cannot be resumed; start again in another directory: {error}"
-        ) from None
-    return state
-
-
-def _precision(asked: Precision, device: torch.device, state: dict[str, Any] | None) -> str:
-    """What is asked for, or what the run that is resumed began with, or what is faster here."""
-    if asked != "auto":
-        return asked
-    if state is not None:
-        return str(state["precision"])
-    return str(devices.fast_dtype(device)).removeprefix("torch.")
 
 
 def update(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
@@ -355,7 +348,10 @@ class _Run:
             share = self._share_done()
             if share >= 1:
                 self.save()
-                self._next_stage()
+                at = self.progress.stage + 1
+                self.progress = replace(self.progress, stage=at, step=0, stage_seconds=0.0)
+                if at < len(self.config.stages):
+                    self._start_stage()
                 continue
             self._step(share)
             if self.progress.step % self.config.save_every == 0:
@@ -363,12 +359,6 @@ class _Run:
             if self.progress.step % self.config.log_every == 0:
                 self._log(share)
         self.save()
-
-    def _next_stage(self) -> None:
-        stage = self.progress.stage + 1
-        self.progress = replace(self.progress, stage=stage, step=0, stage_seconds=0.0)
-        if stage < len(self.config.stages):
-            self._start_stage()
 
     def _share_done(self) -> float:
         share = self.progress.step / self.stage.steps

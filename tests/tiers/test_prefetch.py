@@ -20,9 +20,8 @@ from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.policy import POLICIES
+from memstore.tiers.policy import POLICIES, PREDICTORS
 from memstore.tiers.slots import Held, LowestTier
-from memstore.tiers.tier_options import PREDICTORS
 from support.counting_source import (
     SHAPE,
     UNIT_BYTES,

@@ -32,9 +32,9 @@ from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.store.retrieve.session_document import SessionDocument
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.policy import TierOptions
 from memstore.tiers.raw_bits import torch_dtype
 from memstore.tiers.slots import PAGE, UnitShape
-from memstore.tiers.tier_options import TierOptions
 
 _log = logging.getLogger("memstore")
 
