@@ -403,7 +403,8 @@ class _Run:
         }
         line |= {n: round(self._right[n] / asked, 4) for n, asked in self._asked.items() if asked}
         self._steps, self._loss = 0, 0.0
-        self._right.clear(), self._asked.clear()
+        self._right.clear()
+        self._asked.clear()
         self.write(line)
 
     def write(self, line: dict[str, Any]) -> None:

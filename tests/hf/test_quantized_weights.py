@@ -135,15 +135,7 @@ def test_a_landmark_model_refuses_weights_that_it_does_not_have():
     assert reader_named("books-1m", compute=Compute(weights="full")).signature
 
 
-TEXT = "".join(
-    f"The {colour} {thing} of the {place} has the number {number}. "
-    for number, (colour, thing, place) in enumerate(
-        (colour, thing, place)
-        for colour in ("red", "grey")
-        for thing in ("lantern", "barrel", "anchor")
-        for place in ("harbour", "mill", "chapel")
-    )
-)
+TEXT = "".join(f"The lantern of the mill has the number {number}. " for number in range(18))
 
 
 @contextmanager
