@@ -193,7 +193,7 @@ def ingest(
 
     def forgotten(_: int) -> float:
         def read() -> None:
-            ids = [token for part in model.tokenizer.encode_stream([written]) for token in part]
+            ids = model.tokenizer.encode(written)
             chunked_forward(model, np.asarray(ids))
 
         return len(text) / timed(read)[0]

@@ -253,12 +253,14 @@ class Chat:
             temperature=chosen.temperature,
             top_p=chosen.top_p,
             seed=chosen.seed,
-            stop=lambda token: said.ended,
             logits=session.first_logits,
         )
         tokens.around = trace.step
         for token in trace.tokens_of(tokens):
-            if piece := said.add(token):
+            piece = said.add(token)
+            if said.ended:
+                tokens.stop()
+            if piece:
                 chosen.tell(piece)
             yield piece
         self.continuation = None

@@ -70,22 +70,20 @@ class Continuation(Iterator[int]):
         max_new_tokens: int,
         draw: Callable[[Tensor], int],
         *,
-        stop: Callable[[int], bool] | None = None,
-        end: Callable[[int], bool] | None = None,
+        logits: Tensor | None = None,
+        end: Callable[[int], bool] = lambda token: False,
     ) -> None:
-        """state: [hidden_size]. draw: a token of logits [vocabulary]. stop(token) ends after that
-        token, end(token) before it.
+        """state: [hidden_size]; logits: [vocabulary] of it, if computed. draw: a token of logits.
+        end(token) ends before that token.
         """
         self.session = session
         self.around: Around = nullcontext
-        self._last: int | None = None  # the token that was given and is not read yet
-        self._state = state
-        self._logits: Tensor | None = None  # of that state, where they are known
-        self._failed: Exception | None = None
-        self._left = max_new_tokens
-        self._draw_token = draw
-        self._stop, self._end = stop, end
         self.stopped = False
+        self.last: int | None = None  # the token that was given and is not read yet
+        self.state, self.logits = state, logits
+        self.failed: Exception | None = None
+        self._left = max_new_tokens
+        self._draw_token, self._end = draw, end
 
     def stop(self) -> None:
         """Give no more tokens."""
@@ -94,50 +92,122 @@ class Continuation(Iterator[int]):
     @property
     def pending(self) -> int | None:
         """The token that has to be read before the next one; None for the first and behind the last
-        one. `stop` is asked here, when the token has been taken.
+        one.
         """
-        if self._last is not None and self._stop is not None and self._stop(self._last):
-            self._left = 0
-        if self._left < 1:
-            self._last = None
-        return self._last
+        return self.last if self._left > 0 else None
 
-    def read(self, state: Tensor, logits: Tensor | None = None) -> None:
-        """The pending token was read: the state [hidden_size] behind it, and the logits
-        [vocabulary] of that, where they are known.
-        """
-        self._last, self._state, self._logits = None, state, logits
+    def read(self, state: Tensor) -> None:
+        """The pending token was read: the state [hidden_size] behind it."""
+        self.last, self.state, self.logits = None, state, None
 
     def fail(self, error: Exception) -> None:
         """The pending token could not be read: the next token raises this."""
-        self._last, self._failed = None, error
+        self.last, self.failed = None, error
 
     def __next__(self) -> int:
-        if self._failed is not None:
-            raise self._failed
+        if self.failed is not None:
+            raise self.failed
         pending = self.pending
         if self._left < 1:
             raise StopIteration
         if pending is not None:
             self.read(self.session.read_token(pending))
         token = self._draw()
-        if self._end is not None and self._end(token):
+        if self._end(token):
             self._left = 0
             raise StopIteration
-        self._left, self._last = self._left - 1, token
+        self._left, self.last = self._left - 1, token
         return token
 
     @torch.no_grad()
     def _draw(self) -> int:
-        logits = self._logits
+        logits = self.logits
         if logits is None:
-            logits = self.session.reader.logits(self._state[None], quantized=True)[0]
+            logits = self.session.reader.logits(self.state[None], quantized=True)[0]
         return self._draw_token(logits)
+
+    # The pending token, read in one forward pass with those of other sessions
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """What is done for this session alone: an error is raised by its next token."""
+        try:
+            with self.around():
+                yield
+        except MemstoreError as error:
+            self.fail(error)
+
+    def begins(self) -> bool:
+        """Make room; whether the token may share a forward pass."""
+        with self.alone():
+            return self.session.begin_token()
+        return False
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Of its row; zeros where it has failed."""
+        if self.failed is None:
+            with self.alone():
+                return self.session.attend(layer_idx, q, k, v)
+        return torch.zeros_like(q)
+
+
+@torch.no_grad()
+def read_pending(continuations: Sequence[Continuation]) -> None:
+    """Read the pending tokens of continuations of one reader's sessions, those that have one, so
+    that their next tokens are there at once. What a decoder multiplies by its weights it multiplies
+    once for all; attention and memory stay each session's own.
+
+    What fails is raised by the `next` of its own continuation; what nobody expects ends them all,
+    as each may have read its token in some layers.
+    """
+    ready = [one for one in continuations if one.pending is not None]
+    try:
+        sharing = [one for one in ready if one.begins()]
+        for adapt in (False, True):
+            alike = [one for one in sharing if one.session.adapt is adapt]
+            if len(alike) > 1:
+                _read_together(alike)
+        for one in ready:
+            if one.last is not None:
+                with one.alone():
+                    one.read(one.session.read_token(one.last))
+        going = [one for one in ready if one.failed is None]
+        if going:
+            states = torch.stack([one.state for one in going])
+            rows = going[0].session.reader.logits(states, quantized=True)
+            for one, logits in zip(going, rows):
+                one.logits = logits
+    except Exception as error:
+        for one in ready:
+            one.fail(error)
+
+
+def _read_together(some: Sequence[Continuation]) -> None:
+    """All with the reading adapter or all without. One that fails goes along with zeros in its row,
+    and the others do not notice.
+    """
+
+    def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = zip(some, q.split(1), k.split(1), v.split(1))
+        return torch.cat([one.attend(layer_idx, *row) for one, *row in rows])
+
+    def enter(layer_idx: int, states: Tensor) -> None:
+        for one, row in zip(some, states.split(1)):
+            if one.failed is None:
+                one.session.enter(layer_idx, row)
+
+    session, tokens = some[0].session, [one.last for one in some]
+    ids = torch.tensor(tokens, device=session.reader.device)[:, None]
+    states = session.reader.hidden(ids, attend, enter=enter, quantized=True, adapt=session.adapt)
+    for one, token, state in zip(some, tokens, states[:, -1]):
+        if one.failed is None and token is not None:
+            one.session.end_token(token)
+            one.read(state)
 
 
 class AskSession(Closing):
     """A text that is read on and generated beside a memory. Its tokens can be read in one forward
-    pass with those of other sessions of its model (`feed_batch`).
+    pass with those of other sessions of its model (`read_pending`).
     """
 
     reader: ModelAdapter  # whose layers they go through
@@ -242,7 +312,6 @@ class AskSession(Closing):
         temperature: float = 0.0,
         top_p: float = 1.0,
         seed: int | None = None,
-        stop: Callable[[int], bool] | None = None,
         logits: Tensor | None = None,
     ) -> Continuation:
         """The tokens that follow `state` [hidden_size], until the turn ends: see Continuation, and
@@ -251,128 +320,14 @@ class AskSession(Closing):
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         sample = partial(draw, temperature=temperature, generator=generator, top_p=top_p)
-        tokens = Continuation(self, state, max_new_tokens, sample, stop=stop, end=self.ends_turn)
-        tokens.read(state, logits)
-        return tokens
+        end = self.ends_turn
+        return Continuation(self, state, max_new_tokens, sample, logits=logits, end=end)
 
     def unread(self) -> Tensor | None:
         """Read nothing of the memory any more -> the state [hidden_size] with which the answer to
         the last question begins; None where nothing was read.
         """
         return None
-
-
-# Batched decode: tokens of several sessions of one model, read in one forward pass. What a decoder
-# multiplies by its weights it multiplies once for all; attention and memory stay each
-# session's own.
-
-
-@torch.no_grad()
-def feed_batch(
-    sessions: Sequence[AskSession], tokens: Sequence[int], around: Sequence[Around] = ()
-) -> list[Tensor | MemstoreError]:
-    """Read one token into each of some sessions of one reader -> of each the state [hidden_size]
-    behind it, as session.read_token(token), or what that would have raised.
-
-    around: one each, or none: entered for what is done for a session alone.
-    """
-    steps = [
-        _Step(session, token, *own)
-        for session, token, *own in zip(sessions, tokens, *([around] if around else []))
-    ]
-    sharing = [step for step in steps if step.begins()]
-    for adapt in (False, True):
-        alike = [step for step in sharing if step.session.adapt is adapt]
-        if len(alike) > 1:
-            _forward(alike)
-    for step in steps:
-        if step.found is None:
-            step.alone()
-    return [step.found for step in steps if step.found is not None]
-
-
-@dataclass
-class _Step:
-    """A token of one session. found: the state behind it, or why there is none."""
-
-    session: AskSession
-    token: int
-    around: Around = nullcontext
-    found: Tensor | MemstoreError | None = None
-
-    def begins(self) -> bool:
-        """Make room; whether the token may share a forward pass."""
-        with self._own():
-            return self.session.begin_token()
-        return False
-
-    def alone(self) -> None:
-        with self._own():
-            self.found = self.session.read_token(self.token)
-
-    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Of its row; zeros where it has failed."""
-        if self.found is None:
-            with self._own():
-                return self.session.attend(layer_idx, q, k, v)
-        return torch.zeros_like(q)
-
-    @contextmanager
-    def _own(self) -> Iterator[None]:
-        try:
-            with self.around():
-                yield
-        except MemstoreError as error:
-            self.found = error
-
-
-def _forward(steps: Sequence[_Step]) -> None:
-    """One token of each, all with the reading adapter or all without. A session that fails goes
-    along with zeros in its row, and the others do not notice.
-    """
-    reader, adapt = steps[0].session.reader, steps[0].session.adapt
-
-    def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows = zip(steps, q.split(1), k.split(1), v.split(1))
-        return torch.cat([step.attend(layer_idx, *row) for step, *row in rows])
-
-    def enter(layer_idx: int, states: Tensor) -> None:
-        for step, row in zip(steps, states.split(1)):
-            if step.found is None:
-                step.session.enter(layer_idx, row)
-
-    ids = torch.tensor([[step.token] for step in steps], device=reader.device)
-    states = reader.hidden(ids, attend, enter=enter, quantized=True, adapt=adapt)[:, -1]
-    for step, state in zip(steps, states):
-        if step.found is None:
-            step.session.end_token(step.token)
-            step.found = state
-
-
-@torch.no_grad()
-def read_pending(continuations: Sequence[Continuation]) -> None:
-    """Read the pending tokens of continuations of one reader's sessions, those that have one, so
-    that their next tokens are there at once. What fails is raised by the `next` of its own
-    continuation; what nobody expects ends them all, as each may have read its token in some layers.
-    """
-    ready = [(one, token) for one in continuations if (token := one.pending) is not None]
-    if not ready:
-        return
-    sessions = [one.session for one, _ in ready]
-    tokens, around = [token for _, token in ready], [one.around for one, _ in ready]
-    try:
-        found = feed_batch(sessions, tokens, around)
-    except Exception as error:
-        for one, _ in ready:
-            one.fail(error)
-        return
-    states = [state for state in found if isinstance(state, Tensor)]
-    rows = iter(sessions[0].reader.logits(torch.stack(states), quantized=True) if states else ())
-    for (one, _), state in zip(ready, found):
-        if isinstance(state, Tensor):
-            one.read(state, next(rows))
-        else:
-            one.fail(state)
 
 
 # Tokens

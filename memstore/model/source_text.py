@@ -1,7 +1,7 @@
 """A text to be read, checked before anything is written; and how far its ingest is."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, Unreadab
 from memstore.paths import expanded
 from memstore.store.memory_store import MemoryStore
 
-_PIECE = 1 << 20  # characters
+_LOOKED_AT = 1 << 20  # bytes of a file, by which its kind is found
 
 
 class Text:
@@ -36,6 +36,7 @@ class Text:
         a path that is no file to read, and for a string without a name.
         """
         self.kind, self.places, self.notes = "text", tuple[Place, ...](), tuple[str, ...]()
+        self.content = ""  # the text, once it is checked
         if isinstance(content, Converted):
             content = self._take(content)
         if isinstance(content, str):
@@ -47,13 +48,16 @@ class Text:
                 raise InvalidInput(f"{content} does not exist")
             if content.is_dir():
                 raise InvalidInput(f"{content} is a directory; name the files in it")
-        self.content = content  # the text, once it is checked
-        self.source = source
+        self._given, self.source = content, source
         # of its document; None: it has none, or keeps its
         self.labels: dict[str, Any] | None = None
         self.name = name or Path(content).name
-        self.digest = ""  # BLAKE2 of the whole text, once it is checked
-        self.characters = 0  # of the whole text, once it is checked
+        self.digest = ""  # BLAKE2 of the text, once it is checked
+
+    @property
+    def characters(self) -> int:
+        """Of the text, once it is checked."""
+        return len(self.content)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -78,27 +82,14 @@ class Text:
         """
         if self.digest:
             return
-        if isinstance(self.content, Path):
-            where, text = str(self.content), self._read(self.content)
+        if isinstance(self._given, Path):
+            where, text = str(self._given), self._read(self._given)
         else:
-            where, text = self.name, self.content
+            where, text = self.name, self._given
         if not text.strip():
             raise InvalidInput(f"{where} is empty; there is nothing to read")
-        self.content, self.characters = text, len(text)
-        digest = hashlib.blake2b(digest_size=20)
-        for piece in self._pieces():
-            digest.update(piece.encode("utf-8", "surrogatepass"))
-        self.digest = digest.hexdigest()
-
-    def pieces(self) -> Iterator[str]:
-        """The text piece by piece. Raises what `check` raises."""
-        self.check()
-        return self._pieces()
-
-    def _pieces(self) -> Iterator[str]:
-        assert isinstance(self.content, str)
-        for start in range(0, len(self.content), _PIECE):
-            yield self.content[start : start + _PIECE]
+        data = text.encode("utf-8", "surrogatepass")
+        self.content, self.digest = text, hashlib.blake2b(data, digest_size=20).hexdigest()
 
     def _read(self, path: Path) -> str:
         """The text of a file."""
@@ -107,7 +98,7 @@ class Text:
         except OSError as error:
             raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
         try:
-            plain = b"\0" not in data and form_of(data[:_PIECE], path.name) == "text"
+            plain = b"\0" not in data and form_of(data[:_LOOKED_AT], path.name) == "text"
         except UnreadableDocument as error:
             raise UnreadableDocument(f"{path} {error}") from None
         if plain:

@@ -53,31 +53,6 @@ class TokenText:
             found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
-    def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        """The ids of a text that arrives in pieces, one list for each segment (see `segments`)."""
-        for segment in self.segments(pieces):
-            yield TokenText.encode(self, segment)
-
-    @staticmethod
-    def segments(pieces: Iterable[str]) -> Iterator[str]:
-        """Cut a text that arrives in pieces into the segments that are tokenised one by one.
-
-        They depend on the text alone, never on the size of the pieces: each ends after the last
-        newline of its first 65,536 characters, else before the last white space, else there. Holds
-        one segment in memory (and the piece it came from).
-        """
-        buffer = ""
-        for piece in pieces:
-            buffer += piece
-            start = 0
-            while len(buffer) - start > SEGMENT_CHARACTERS:
-                end = start + _segment_end(buffer[start : start + SEGMENT_CHARACTERS])
-                yield buffer[start:end]
-                start = end
-            buffer = buffer[start:]
-        if buffer:
-            yield buffer
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; a character that is cut shows as U+FFFD."""
         return self._joined(ids).decode("utf-8", "replace")
@@ -193,9 +168,24 @@ class Tokenizer(TokenText):
         with replacement(Path(path), mode=0o644) as file:
             file.write(self._backend.to_str().encode())
 
+    @staticmethod
+    def segments(text: str) -> Iterator[str]:
+        """The segments of a text, which are tokenised one by one: each ends after the last newline
+        of its first 65,536 characters, else before the last white space, else there.
+        """
+        start = 0
+        while len(text) - start > SEGMENT_CHARACTERS:
+            end = start + _segment_end(text[start : start + SEGMENT_CHARACTERS])
+            yield text[start:end]
+            start = end
+        if start < len(text):
+            yield text[start:]
+
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, the same as `encode_stream` gives in segments."""
-        return [token for ids in self.encode_stream([text]) for token in ids]
+        """The ids of a text, segment by segment."""
+        return [
+            token for segment in self.segments(text) for token in TokenText.encode(self, segment)
+        ]
 
 
 def _fingerprint(backend: Backend) -> str:

@@ -169,7 +169,7 @@ def _write_tokens(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> 
             yield text
 
     with replacement(target, mode=0o644) as file:
-        segments = (segment for text in documents() for segment in tokenizer.segments([text]))
+        segments = (segment for text in documents() for segment in tokenizer.segments(text))
         while batch := list(islice(segments, _SLICE_SEGMENTS)):
             for ids in tokenizer.encode_batch(batch):
                 file.write(np.asarray(ids, dtype=np.uint16).tobytes())

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from memstore.errors import InvalidWeights, WrongModel
-from memstore.model.session import feed_batch
+from memstore.model.session import read_pending
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import decoder, random_adapter, saved, tokenizer
 
@@ -181,13 +181,15 @@ def test_sessions_with_and_without_it_are_decoded_together(tmp_path):
         chosen = [Chosen(store.document("text").id, 2)]
         sessions = [reader.session(store, retrieve=False) for _ in range(4)]
         alone = [reader.session(store, retrieve=False) for _ in range(4)]
-        for some in (sessions, alone):
+        running = []
+        for some in (alone, sessions):
             for at, session in enumerate(some):
                 session.read(chosen if at % 2 else [])
-                session.feed([5, 6, 7])
-        together = feed_batch(sessions, [11, 12, 13, 14])
-        for session, token, found in zip(alone, [11, 12, 13, 14], together):
-            assert close(found, session.read_token(token))
+                running.append(session.generate(session.feed([5, 6, 7])[-1], 2))
+        tokens = [next(one) for one in running[4:]]
+        read_pending(running[4:])
+        for session, token, one in zip(alone, tokens, running[4:]):
+            assert close(one.state, session.read_token(token))
         for session in (*sessions, *alone):
             session.close()
 

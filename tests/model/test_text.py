@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import InvalidInput
-from memstore.model import source_text as module
 from memstore.model.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import text, tiny_model
@@ -35,16 +34,14 @@ def test_a_file_is_read_once(tmp_path: Path, opened: list[str]) -> None:
     assert document.name == "book.txt" and opened.count("book.txt") == 1
 
 
-def test_pieces_are_the_text_however_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_is_the_same_however_it_is_given(tmp_path: Path) -> None:
     body = "naïve Zoë — 漢字\n" * 40
     book = tmp_path / "book.txt"
     book.write_text(f"\ufeff{body}")
-    monkeypatch.setattr(module, "_PIECE", 7)
     read = [Text(body, "a"), Text(book)]
     for one in read:
-        assert "".join(one.pieces()) == body and one.characters == len(body)
+        one.check()
+        assert one.content == body
     assert len({one.digest for one in read}) == 1
 
 

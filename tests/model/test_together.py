@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memstore.errors import DocumentNotFound
-from memstore.model.session import Continuation, feed_batch, read_pending
+from memstore.model.session import Continuation, read_pending
 from memstore.store.memory_store import MemoryStore
 from support.passage_reader import memory as choosing_memory
 from support.passage_reader import reader_of
@@ -41,31 +41,16 @@ def begun(reader, store, prompts=PROMPTS):
     ]
 
 
-def test_tokens_read_together_leave_the_states_and_the_text_that_each_reads_alone(remembered):
-    reader, store = remembered
-    vocabulary = 200
-    rows = torch.randint(3, vocabulary, (40, len(PROMPTS)), generator=torch.manual_seed(1))
-    alone, _ = begun(reader, store)
-    sharing, _ = begun(reader, store)
-    for row in rows.tolist():  # over the ends of blocks, and of chunks
-        expected = [session.read_token(token) for session, token in zip(alone, row)]
-        for state, expects in zip(feed_batch(sharing, row), expected):
-            torch.testing.assert_close(state, expects, atol=2e-5, rtol=2e-5)
-    for one, other in zip(alone, sharing):
-        assert one.lookups == other.lookups and one.read_tokens == other.read_tokens
-        torch.testing.assert_close(one.feed([7, 8, 9]), other.feed([7, 8, 9]), atol=2e-5, rtol=2e-5)
-        one.close()
-        other.close()
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_answers_that_are_continued_together_are_those_of_each_alone(remembered, temperature):
     reader, store = remembered
 
-    def answers(ahead: Callable[[list[Continuation]], None]) -> list[list[int]]:
+    def answers(
+        ahead: Callable[[list[Continuation]], None],
+    ) -> tuple[list[list[int]], list[object], torch.Tensor]:
         sessions, states = begun(reader, store)
-        running = [
-            session.generate(state, 6 + 9 * number, temperature=temperature, seed=number)
+        running = [  # over the ends of blocks, and of chunks
+            session.generate(state, 6 + 19 * number, temperature=temperature, seed=number)
             for number, (session, state) in enumerate(zip(sessions, states))
         ]
         said: list[list[int]] = [[] for _ in running]
@@ -76,11 +61,16 @@ def test_answers_that_are_continued_together_are_those_of_each_alone(remembered,
                 break
             for words, token in zip(said, tokens):
                 words += [] if token is None else [token]
+        counted = [(session.lookups, session.read_tokens) for session in sessions]
+        after = [session.feed([7, 8, 9]) for session in sessions]
         for session in sessions:
             session.close()
-        return said
+        return said, counted, torch.cat(after)
 
-    assert answers(read_pending) == answers(lambda running: None)
+    *together, after = answers(read_pending)
+    *alone, expected = answers(lambda running: None)
+    assert together == alone
+    torch.testing.assert_close(after, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_what_fails_is_raised_by_its_own_answer_and_the_others_go_on(remembered, monkeypatch):

@@ -3,10 +3,9 @@ nothing.
 """
 
 import json
-import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.errors import InvalidInput, InvalidWeights
@@ -67,42 +66,23 @@ LONG_TEXTS = {
 }
 
 
-@pytest.fixture(scope="module", params=LONG_TEXTS)
-def long_text(request, tokenizer):
-    """A text, its segments when it comes as one piece, and its tokens."""
-    text = LONG_TEXTS[request.param]
-    return text, list(tokenizer.encode_stream([text])), tokenizer.encode(text)
-
-
-@settings(max_examples=3)
-@given(seed=st.integers(0, 1 << 30), largest=st.sampled_from([700, 65_536, 65_537, 400_000]))
-def test_a_stream_gives_the_same_segments_however_the_text_is_cut_into_pieces(
-    tokenizer, long_text, seed, largest
-):
-    (text, whole, tokens), rng = long_text, random.Random(seed)
-    pieces, start = [], 0
-    while start < len(text):
-        end = start + rng.randint(0, largest)
-        pieces.append(text[start:end])
-        start = end
-    segments = list(tokenizer.encode_stream(pieces))
-    assert segments == whole
-    joined = [token for ids in segments for token in ids]
-    assert joined == tokens
-    assert tokenizer.decode(joined) == text
+@pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
+def test_a_long_text_is_the_tokens_of_its_segments(tokenizer, text):
+    segments = list(tokenizer.segments(text))
+    assert "".join(segments) == text
+    ids = tokenizer.encode(text)
+    assert ids == [token for segment in segments for token in tokenizer.encode(segment)]
+    assert tokenizer.decode(ids) == text
 
 
 def test_segments_end_after_a_newline_and_else_before_a_space():
-    lines = list(Tokenizer.segments([LONG_TEXTS["lines"]]))
+    lines = list(Tokenizer.segments(LONG_TEXTS["lines"]))
     assert all(segment.endswith("\n") and len(segment) <= SEGMENT_CHARACTERS for segment in lines)
-    words = list(Tokenizer.segments([LONG_TEXTS["no newline"]]))
+    words = list(Tokenizer.segments(LONG_TEXTS["no newline"]))
     assert all(segment.startswith(" ") for segment in words[1:])
-    assert [len(s) for s in Tokenizer.segments(["x" * 140_000])] == [
-        65_536,
-        65_536,
-        140_000 - 2 * 65_536,
-    ]
-    assert list(Tokenizer.segments([])) == list(Tokenizer.segments([""])) == []
+    lengths = [len(segment) for segment in Tokenizer.segments("x" * 140_000)]
+    assert lengths == [65_536, 65_536, 140_000 - 2 * 65_536]
+    assert list(Tokenizer.segments("")) == []
 
 
 def test_saving_and_loading_keeps_ids_and_fingerprint(tokenizer, tmp_path):

@@ -4,7 +4,7 @@ finished blocks become memory. Sessions that ask, and the ingest of documents.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import AskSession, OnRead, check_device
 from memstore.model.source_text import Ingesting, IngestProgress, Text, described
-from memstore.model.tokenizer import TokenText
+from memstore.model.tokenizer import Tokenizer
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter
@@ -157,7 +157,7 @@ class ChunkSession(AskSession):
             self.content += size - n
         return n
 
-    # One token, in a forward pass that other sessions' tokens share: session.feed_batch
+    # One token, in a forward pass that other sessions' tokens share: session.read_pending
 
     @torch.no_grad()
     def begin_token(self) -> bool:
@@ -256,7 +256,7 @@ def ingest(
         began, first = time.perf_counter(), None
         session = DocumentSession(reader, settings, store, writer)
         tokenizer, resumed, total = reader.tokenizer, writer.tokens, text.characters
-        for ids, before in _chunks(tokenizer, text.pieces(), resumed, session.chunk_tokens):
+        for ids, before in _chunks(tokenizer, text.content, resumed, session.chunk_tokens):
             first = before if first is None else first
             session.chunk(ids, before)
             if writer.tokens % _FREED_EVERY < len(ids):
@@ -269,13 +269,14 @@ def ingest(
 
 
 def _chunks(
-    tokenizer: TokenText, text: Iterable[str], skip: int, size: int
+    tokenizer: Tokenizer, text: str, skip: int, size: int
 ) -> Iterator[tuple[list[int], int]]:
     """Chunks of so many tokens, the last of at least one, of all but the first `skip` tokens of a
     text; each with the characters before it.
     """
     pending, before = list[int](), 0
-    for ids in tokenizer.encode_stream(text):
+    for segment in tokenizer.segments(text):
+        ids = tokenizer.encode(segment)
         dropped = min(skip, len(ids))
         skip -= dropped
         before += tokenizer.characters(ids[:dropped])

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidWeights
 from memstore.model.adapter import Enough
 from memstore.model.passages.repositioned_attention import (
@@ -186,14 +185,6 @@ class _Pass:
         """K and V [T, stored layers, Hkv, D] in the KV dtype. Raises InvalidWeights."""
         check_storable([self._k, self._v])
         return self._k.cpu(), self._v.cpu()
-
-
-def words_of(
-    reader: PassageModel, passages: Sequence[Passage], under: Sequence[str]
-) -> list[list[tuple[int, int]]] | None:
-    """What the reader's selector keeps of the words of passages, and of what each stands under."""
-    texts = (reader.tokenizer.decode(one.ids.tolist()) for one in passages)
-    return reader.selector.words([f"{text}\n{above}" for text, above in zip(texts, under)])
 
 
 def fast_products(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

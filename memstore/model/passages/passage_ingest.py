@@ -23,7 +23,7 @@ from memstore.disk.format.citations import PAGE, Place, Places
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
-from memstore.model.passages.passage_encoding import Encoded, encode, words_of
+from memstore.model.passages.passage_encoding import Encoded, encode
 from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.model.sentences import Level, Unit, divide, split
 from memstore.model.source_text import Ingesting, IngestProgress, Text, described
@@ -223,51 +223,34 @@ _REACH = 4096  # characters on each side of an anchor without a better one
 
 
 class Passages:
-    """The passages of a text that arrives in pieces.
+    """The passages of a text.
 
     size: tokens that a passage is filled up to; most: that none exceeds. places: of the text.
     """
 
     def __init__(
-        self,
-        tokenizer: TokenText,
-        pieces: Iterable[str],
-        places: Sequence[Place] = (),
-        *,
-        size: int,
-        most: int,
+        self, tokenizer: TokenText, text: str, places: Sequence[Place] = (), *, size: int, most: int
     ) -> None:
-        self._pieces, self._size, self._most = pieces, size, most
+        self._text, self._size, self._most = text, size, most
         self._ended = 0  # characters up to the end of the last passage
-        self._begins = 0  # of the text that was not cut yet
-        self._level = Level.PARAGRAPH  # what it begins
-        self._gap: list[str] = []  # what stands between the last passage and that
-        self._tokenizer, self._measure = tokenizer, Measure(tokenizer, most)
+        self._level = Level.PARAGRAPH  # what the text begins that was not cut yet
+        self._measure = Measure(tokenizer, most)
         self._headings = [place.start for place in places if place.level != PAGE and place.name]
 
     def __iter__(self) -> Iterator[Passage]:
-        text, at, pieces = "", 0, iter(self._pieces)
-        while True:
-            arrived = [text[at:]]
-            missing = _WINDOW + 1 - len(arrived[0])
-            while missing > 0 and (piece := next(pieces, None)) is not None:
-                arrived.append(piece)
-                missing -= len(piece)
-            text, at = "".join(arrived), 0
-            while len(text) - at > _WINDOW:
-                at += yield from self._cut(text[at : at + _WINDOW], last=False)
-            if missing > 0:
-                yield from self._cut(text[at:], last=True)
-                return
+        begins = 0
+        while len(self._text) - begins > _WINDOW:
+            window = self._text[begins : begins + _WINDOW]
+            begins += yield from self._cut(begins, window, last=False)
+        yield from self._cut(begins, self._text[begins:], last=True)
 
-    def _cut(self, text: str, last: bool) -> Generator[Passage, None, int]:
-        """The passages of a window up to its last anchor; returns the characters before that."""
+    def _cut(self, begins: int, text: str, last: bool) -> Generator[Passage, None, int]:
+        """The passages of a window, before which there are so many characters, up to its last
+        anchor; returns the characters before that.
+        """
         white = len(text) - len(text.lstrip())
         if white == len(text) or (white and not last):
-            self._gap.append(text[:white])
-            self._begins += white
             return white
-        begins = self._begins
         known = (start - begins for start in self._headings)
         units = list(split(text, frozenset(at for at in known if at >= 0), self._level))
         counts = self._measure.count(text, units)
@@ -285,13 +268,16 @@ class Passages:
                 half = range(max(1, len(units) // 2), len(units))
                 ends.append(min(half, key=price.__getitem__, default=1))
         groups = list(self._groups(text, units, counts, [0, *ends]))
-        yield from self._passages(text, groups)
-        end = ends[-1]
-        done = units[end].start if end < len(units) else len(text)
-        self._level = units[end].level if end < len(units) else Level.PARAGRAPH
-        self._gap.append(text[self._ended - begins : done])
-        self._begins = begins + done
-        return done
+        for some, ids in self._measure.encoded(text, groups):
+            if ids:  # else there is nothing that the model could read
+                start, end = begins + some[0].start, begins + some[-1].end
+                gap, self._ended = self._text[self._ended : start], end
+                yield Passage(np.array(ids, dtype=np.int64), 0, gap, start, end - start)
+        if ends[-1] == len(units):
+            self._level = Level.PARAGRAPH
+            return len(text)
+        self._level = units[ends[-1]].level
+        return units[ends[-1]].start
 
     def _groups(
         self, text: str, units: Sequence[Unit], counts: Sequence[int], ends: Sequence[int]
@@ -303,20 +289,6 @@ class Passages:
             for begin, close in fill(some, lengths, price, self._size, self._most):
                 fits = sum(lengths[begin:close]) <= self._size
                 yield Group(some[begin:close], self._size if fits else self._most)
-
-    def _passages(self, text: str, groups: Sequence[Group]) -> Iterator[Passage]:
-        begins, made = self._begins, self._measure.encoded(text, groups)
-        for units, ids in made:
-            own, start = text[units[0].start : units[-1].end], begins + units[0].start
-            self._gap.append(text[max(0, self._ended - begins) : units[0].start])
-            if not ids:  # nothing that the model could read
-                self._gap.append(own)
-                self._ended = start + len(own)
-                continue
-            gap = "".join(self._gap)
-            self._gap = []
-            self._ended = start + len(own)
-            yield Passage(np.array(ids, dtype=np.int64), 0, gap, start, len(own))
 
 
 # Ingest
@@ -347,15 +319,26 @@ def ingest_passages(
     with writer:
         began, resumed = time.perf_counter(), writer.tokens
         first, total = writer.characters, text.characters
-        passages = passages_of(reader, text.pieces(), text.places)
+        passages = passages_of(reader, [text.content], text.places)
         coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
         missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
         layers = reader.selector.captures.layers if keep == "text" else None
         computed = encode(reader, missing, layers=layers)
-        titles = Titles(text)
+        title, places = _title(text), Places(text.places)
         batches = iter(lambda: list(islice(coming, _AT_ONCE)), [])
         for number, pairs in enumerate(batches):
-            _add(writer, reader, pairs, computed, keep, titles)
+            some = [one for one, _ in pairs]
+            new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
+            found = list(islice(computed, len(new)))
+            texts = [reader.tokenizer.decode(one.ids.tolist()) for one in some]
+            above = ["\n".join((title, *places.headings(one.start))) for one in some]
+            writer.add_passages(
+                some,
+                [one.stored for one in found] if keep == "kv" else [],
+                given=new if keep == "kv" else [],
+                landmarks=_landmarks(reader, pairs, new, found),
+                words=reader.selector.words(list(map("\n".join, zip(texts, above)))),
+            )
             if number % _FREED_EVERY == 0:
                 return_freed_memory()
             seconds = time.perf_counter() - began
@@ -365,42 +348,12 @@ def ingest_passages(
         return writer.finish()
 
 
-class Titles:
-    """What passages of a text stand under, by which they are found, too: the document's name, its
-    first line if that is short, and their headings.
+def _title(text: Text) -> str:
+    """The document's name, and its first line if that is short: what all its passages stand under,
+    and are found by, with their headings.
     """
-
-    def __init__(self, text: Text) -> None:
-        line, _, _ = next(iter(text.pieces()), "").lstrip()[: _TITLE + 1].partition("\n")
-        self._title = f"{text.name}\n{line}" if len(line) <= _TITLE else text.name
-        self._places = Places(text.places)
-
-    def above(self, passage: Passage) -> str:
-        """The titles of a passage."""
-        return "\n".join((self._title, *self._places.headings(passage.start)))
-
-
-def _add(
-    writer: DocumentWriter,
-    reader: PassageModel,
-    pairs: Sequence[tuple[Passage, Known | None]],
-    computed: Iterator[Encoded],
-    keep: Keep,
-    titles: Titles,
-) -> None:
-    """Give the next passages to the writer. computed: what those that are missing hold comes next
-    of it.
-    """
-    some = [one for one, _ in pairs]
-    new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
-    found = list(islice(computed, len(new)))
-    writer.add_passages(
-        some,
-        [one.stored for one in found] if keep == "kv" else [],
-        given=new if keep == "kv" else [],
-        landmarks=_landmarks(reader, pairs, new, found),
-        words=words_of(reader, some, [titles.above(one) for one in some]),
-    )
+    line, _, _ = text.content.lstrip()[: _TITLE + 1].partition("\n")
+    return f"{text.name}\n{line}" if len(line) <= _TITLE else text.name
 
 
 def _looked_up(
@@ -437,8 +390,8 @@ def _landmarks(
 
 
 def passages_of(
-    reader: PassageModel, pieces: Iterable[str], places: Sequence[Place] = ()
+    reader: PassageModel, parts: Iterable[str], places: Sequence[Place] = ()
 ) -> Passages:
-    """A text as the reader's passages: see Passages."""
+    """The text that these parts are together as the reader's passages: see Passages."""
     size, most = reader.passage_tokens, reader.shape.block_size
-    return Passages(reader.tokenizer, pieces, places, size=size, most=most)
+    return Passages(reader.tokenizer, "".join(parts), places, size=size, most=most)

@@ -214,7 +214,7 @@ class PassageSession(AskSession):
     def recorded(self, token: int) -> Tensor | None:
         return self._graph.read(token)
 
-    # One token, in a forward pass that other sessions' tokens share: session.feed_batch
+    # One token, in a forward pass that other sessions' tokens share: session.read_pending
 
     def begin_token(self) -> bool:
         """Make room for a token, which may always share a forward pass."""
