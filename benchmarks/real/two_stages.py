@@ -267,8 +267,8 @@ def compare(
         "recall in the list": float(torch.isin(wanted, listed).float().mean()),
         "recall": float(torch.isin(wanted, chosen).float().mean()),
         "same": set(chosen.tolist()) == set(wanted.tolist()),
-        "gates agree": bool(reader.gate.answers(two.scores, blocks=two.blocks))
-        == bool(reader.gate.answers(exact)),
+        "gates agree": bool(reader.gate.answers(two.scores, two.blocks))
+        == bool(reader.gate.answers(exact, len(exact))),
     }
 
 

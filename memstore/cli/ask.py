@@ -175,7 +175,7 @@ def _with_sentences(
     sources: list[dict[str, Any]], question: str, answer: str = ""
 ) -> list[dict[str, Any]]:
     """The sources, each with the sentence that matches question and answer best."""
-    from memstore.model.document_text import answer_sentence
+    from memstore.model.answer import answer_sentence
 
     return [
         source | {"sentence": answer_sentence(source["text"], question, answer)}

@@ -1,8 +1,10 @@
-"""Results of `ask` and `search`, and the trace of an answer: which stored blocks each of its tokens
-attended to, how strongly, and what the answer cost.
+"""Results of `ask` and `search`: the text of blocks, what is shown of them, and the trace of an
+answer: which blocks each of its tokens attended to, how strongly, and what the answer cost.
 """
 
+import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -11,11 +13,134 @@ from typing import Any, Literal, NamedTuple
 
 from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
+from memstore.index.word_index import split_words
 from memstore.model.adapter import ModelAdapter
-from memstore.model.document_text import shown_text
+from memstore.model.sentences import Level, Unit, divide, split
 from memstore.model.session import AskSession, StepReads
+from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import COUNTS
+
+# The text of stored documents, read back from their tokens
+
+_CUT = 3  # tokens at most in which a character ends that began before them
+
+
+class BlockText(NamedTuple):
+    """The text of a block, and where it stands in its document. gap: what stands between the block
+    before and it, if anything does.
+    """
+
+    block: int
+    start: int  # characters of the document before the text
+    text: str
+    characters: int
+    gap: str = ""
+
+    @property
+    def end(self) -> int:
+        """Characters of the document up to its end."""
+        return self.start + self.characters
+
+
+def block_texts(
+    tokenizer: TokenText,
+    store: MemoryStore,
+    document: Document,
+    first: int = 0,
+    end: int | None = None,
+) -> Iterator[BlockText]:
+    """The texts of blocks first .. end - 1 of a document (None: all), in order. Raises
+    DocumentNotFound, CorruptMemory.
+    """
+    end = document.blocks if end is None else min(end, document.blocks)
+    if first >= end:
+        return
+    if document.settings.passage_tokens is not None:
+        for block, one in enumerate(store.passages(document.id, first, end), first):
+            text = tokenizer.decode(one.ids.tolist()).strip()
+            yield BlockText(block, one.start, text, one.characters, one.gap)
+        return
+    # all have the same number of tokens, but for the last one
+    size = store.signature.block_size
+    last = min(end * size, document.tokens)
+    read = store.tokens(document.id, first * size, last + _CUT)
+    ids = read.ids.tolist()
+    start = read.char_start + tokenizer.characters(read.before.tolist())
+    for block in range(first, end):
+        at, to = (block - first) * size, min((block + 1) * size, last) - first * size
+        text = tokenizer.whole_characters(ids[at:to], ids[to : to + _CUT])
+        yield BlockText(block, start, text, tokenizer.characters(ids[at:to]))
+        start += tokenizer.characters(ids[at:to])
+
+
+# What is shown of a block: the whole sentences that it is part of, or the one that answers
+
+_BESIDE = 300  # characters at most that are shown on each side of a block
+_WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)
+_MARKS = re.compile(r"\S(?:.*\S)?", re.DOTALL)
+
+
+def shown_text(
+    tokenizer: TokenText, store: MemoryStore, document: Document, block: int
+) -> BlockText:
+    """The text of a block and where it stands: a passage as it is, of a block that was cut after
+    so many tokens `whole_sentences`. Raises DocumentNotFound, CorruptMemory.
+    """
+    if document.settings.passage_tokens is not None:
+        return next(block_texts(tokenizer, store, document, block, block + 1))
+    beside = -(-_BESIDE // store.signature.block_size)  # few tokens are less than a character
+    near = list(block_texts(tokenizer, store, document, max(0, block - beside), block + beside + 1))
+    own = next(one for one in near if one.block == block)
+    begins = near[0].start
+    text = "".join(one.text for one in near)
+    first, end = whole_sentences(text, own.start - begins, own.end - begins, _BESIDE)
+    return BlockText(block, begins + first, text[first:end], end - first)
+
+
+def whole_sentences(text: str, first: int, end: int, most: int) -> tuple[int, int]:
+    """Where the sentences begin and end of which characters [first, end) hold a word; whole words
+    of a sentence that reaches further than `most` characters beyond them. Without anything but
+    white space, first and end themselves.
+    """
+    inside = _WORDS.search(text, first, end) or _MARKS.search(text, first, end)
+    if inside is None:
+        return first, end
+    units = list(split(text))
+    begin = max(unit.start for unit in units if unit.start <= inside.start())
+    stop = min(unit.end for unit in units if unit.end >= inside.end())
+    least, last = first - most, end + most
+    words = list(divide(text, Unit(begin, stop, Level.SENTENCE), Level.WORD))
+    if begin < least:
+        begin = min((at for at, *_ in words if least <= at <= inside.start()), default=least)
+    if stop > last:
+        stop = max((at for _, at, *_ in words if inside.end() <= at <= last), default=last)
+    return begin, stop
+
+
+def answer_sentence(passage: str, question: str, answer: str = "") -> str:
+    """The sentence of a passage that shares most words with an answer, or else with its question.
+
+    A word counts as much as it is rare in the passage, and a word of the answer counts twice.
+    Headings are no sentences. The earliest of equal sentences is returned; the stripped passage if
+    it has no sentence.
+    """
+    units = [unit for unit in split(passage) if not unit.heading]
+    sentences = [passage[unit.start : unit.end] for unit in units]
+    if not sentences:
+        return passage.strip()
+    words = [set(split_words(sentence)) for sentence in sentences]
+    frequency = Counter(word for own in words for word in own)
+    wanted = Counter(dict.fromkeys(split_words(question), 1))
+    wanted.update(dict.fromkeys(split_words(answer), 2))
+
+    def score(own: set[int]) -> float:
+        return sum(wanted[word] / frequency[word] for word in own if word in wanted)
+
+    return sentences[max(range(len(sentences)), key=lambda at: score(words[at]))]
+
+
+# Results
 
 
 @dataclass(frozen=True)
@@ -24,7 +149,7 @@ class Source:
     strongly the block was attended.
 
     span: (first, end) characters of the document, those of the whole sentences that the block is
-    part of (memstore.model.document_text); text: they.
+    part of; text: they.
     weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
     phrase it is (docs/appendix/method.md section 9); of a refusal, its score for the question.
     tiers: the part of it that was read from each tier. place: "page 12", or the headings that it
@@ -182,7 +307,6 @@ def closest_sources(reader: ModelAdapter, session: AskSession, most: int) -> lis
 # The trace of an answer
 
 OF_TOKEN = 6  # blocks recorded for a token: those most read
-BLOCKS = 4096  # blocks recorded for an answer: those most read
 
 BlockId = tuple[int, int]
 """(document id, block)."""
@@ -234,11 +358,6 @@ class Trace:
         self._forget_step()
         self._on = True
 
-    def stop(self) -> None:
-        """Record nothing from now on."""
-        self._on = False
-        self._forget_step()
-
     def __call__(self, reads: StepReads) -> None:
         if not self._on:
             return
@@ -272,23 +391,20 @@ class Trace:
             for name in COUNTS:
                 total[name] += counts[name] - earlier.get(name, 0)
 
-    def tokens_of(self, generated: Iterable[int]) -> Iterator[int]:
-        """The same tokens, each recorded with what it read; closing this closes `generated`."""
-        tokens = iter(generated)
+    def tokens_of(self, generated: Iterator[int]) -> Iterator[int]:
+        """The same tokens, each recorded with what it read."""
         try:
             while True:
                 with self.step():
-                    token = next(tokens, None)
+                    token = next(generated, None)
                 if token is None:
                     return
                 self.first_token_seconds = self.first_token_seconds or self.seconds
                 self._record(token)
                 yield token
         finally:
-            close = getattr(tokens, "close", None)
-            if close is not None:
-                close()
-            self.stop()
+            self._on = False
+            self._forget_step()
 
     def _record(self, token: int) -> None:
         """Record a token with what the latest step read."""
@@ -303,8 +419,6 @@ class Trace:
                 tiers[unit.tier] = tiers.get(unit.tier, 0.0) + mass
         best = sorted(of_token.items(), key=lambda item: (-item[1], item[0]))[:OF_TOKEN]
         self.tokens.append(TokenRead(token, best))
-        if len(self.blocks) > 2 * BLOCKS:
-            self.blocks = {block: self.blocks[block] for block, _ in self.ranked(BLOCKS)}
         self._forget_step()
 
     def ranked(self, most: int) -> list[tuple[BlockId, float]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypedDict, cast, get_args
 
 import numpy as np
 from msgspec import Meta
@@ -32,12 +32,26 @@ def at_caution(steps: Steps, caution: float) -> float:
     return float(np.interp(caution, CAUTIONS, steps))
 
 
+class _Settings:
+    """Checked once, when they are made; InvalidInput names what is out of range."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def changed(self, **settings: Any) -> Self:
+        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        known = tuple(field.name for field in fields(cast(Any, self)))
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {', '.join(known)}")
+        return replace(cast(Any, self), **given) if given else self
+
+
 @dataclass(frozen=True)
-class LookupSettings:
+class LookupSettings(_Settings):
     """How a lookup is made; nothing of it changes what is trained or stored
     (docs/appendix/method.md 5).
-
-    Raises InvalidInput, which names what is out of range.
     """
 
     # blocks retrieved per lookup, and recent blocks of a session
@@ -63,15 +77,11 @@ class LookupSettings:
     caution: Annotated[float, Meta(ge=0, le=CAUTIONS[-1])] = CAUTION
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if self.own_blocks is not None and self.own_blocks < self.top_k:
             raise InvalidInput(
                 f"own_blocks is {self.own_blocks}; it must be at least top_k ({self.top_k})"
             )
-
-    def changed(self, **settings: Any) -> "LookupSettings":
-        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
-        return _changed(self, settings, LOOKUP_SETTINGS)
 
 
 LOOKUP_SETTINGS = tuple(field.name for field in fields(LookupSettings))
@@ -104,11 +114,8 @@ class AskOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class AnswerSettings:
-    """How an answer is generated and told: what `ask` and every turn of a chat take.
-
-    Raises InvalidInput, which names what is out of range.
-    """
+class AnswerSettings(_Settings):
+    """How an answer is generated and told: what `ask` and every turn of a chat take."""
 
     max_new_tokens: Positive = 24  # the longest answer
     temperature: Amount = 0.0  # 0 takes the likeliest token; above samples
@@ -124,27 +131,10 @@ class AnswerSettings:
     from_memory: bool = True
     on_text: Callable[[str], None] | None = None  # told the text piece by piece, as it comes
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def tell(self, text: str) -> None:
         """A piece of the answer has come."""
         if self.on_text is not None:
             self.on_text(text)
 
-    def changed(self, **settings: Any) -> "AnswerSettings":
-        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
-        return _changed(self, settings, ANSWER_SETTINGS)
-
 
 ANSWER_SETTINGS = tuple(field.name for field in fields(AnswerSettings))
-
-Settings = TypeVar("Settings", LookupSettings, AnswerSettings)
-
-
-def _changed(old: Settings, settings: dict[str, Any], known: tuple[str, ...]) -> Settings:
-    given = {name: value for name, value in settings.items() if value is not None}
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {', '.join(known)}")
-    return replace(old, **given) if given else old

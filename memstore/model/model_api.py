@@ -70,13 +70,11 @@ class ModelAPI(ModelAdapter):
     ) -> Ingesting:
         """`ingest` one chunk at a time, for a caller with other work between the chunks."""
 
+    @abstractmethod
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Build and save an approximate index of every document, for the queries of this reader.
-        Raises InvalidInput for a reader whose memories need none.
-        """
-        raise InvalidInput("memories of this model are searched exactly; there is nothing to build")
+        """Build and save an approximate index of every document, for the queries of this reader."""
 
     @abstractmethod
     def session(

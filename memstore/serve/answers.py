@@ -11,8 +11,15 @@ from typing import Any, Literal
 
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, BlockId, Source, TokenRead, Trace, refusal
-from memstore.model.document_text import answer_sentence
+from memstore.model.answer import (
+    Answer,
+    BlockId,
+    Source,
+    TokenRead,
+    Trace,
+    answer_sentence,
+    refusal,
+)
 from memstore.model.model_api import Chat
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.session import AskSession, Continuation, read_pending

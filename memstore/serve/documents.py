@@ -18,8 +18,7 @@ from pydantic import Field, StringConstraints
 from memstore.disk.format.document import Document
 from memstore.documents import read
 from memstore.errors import DocumentNotFound, MemstoreError
-from memstore.model.answer import Matches
-from memstore.model.document_text import block_texts
+from memstore.model.answer import Matches, block_texts
 from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
 from memstore.serve.access import UPLOADS, Access, Reads, Writes

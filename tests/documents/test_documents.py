@@ -15,8 +15,7 @@ from memstore.documents import Converted, read
 from memstore.documents.child import convert
 from memstore.documents.decoding import clean
 from memstore.documents.detect import form_of
-from memstore.model.answer import Source
-from memstore.model.document_text import block_texts
+from memstore.model.answer import Source, block_texts
 from memstore.model.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document

@@ -20,7 +20,7 @@ from memstore.disk.format.citations import Place
 from memstore.documents import Converted
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.tokenizer import OffsetTokenizer, Turns
-from memstore.model.document_text import block_texts
+from memstore.model.answer import block_texts
 from memstore.model.passages.selector import Gate
 from memstore.model.source_text import Text
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memstore.model.document_text import answer_sentence
+from memstore.model.answer import answer_sentence
 
 LEASE = """## Rent
 

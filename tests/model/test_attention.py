@@ -15,7 +15,7 @@ from torch import Tensor
 from memstore.disk.format.signature import Signature
 from memstore.kernels import api
 from memstore.model.landmark.memory_attention import MemoryAttention
-from memstore.model.landmark.own_blocks import SessionBlocks
+from memstore.model.landmark.open_chunk import SessionBlocks
 from memstore.model.landmark.transformer import ModelConfig
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.model.rotary import Rope

@@ -8,11 +8,16 @@ from torch import Tensor
 
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.passage_choice import Candidates
-from memstore.model.passages.selector import Gate
+from memstore.model.passages.selector import Gate, Scored, spread
 
 SCOPE = [(7, 0, 6), (9, 2, 4)]  # candidates 0..5 and 6, 7
 SCORES = torch.tensor([0.1, 0.5, 0.1, 0.4, 0.1, 0.1, 0.38, 0.36])
 BEST = [(7, 1), (7, 3), (9, 2), (9, 3)]
+
+
+def scored(scores: Tensor) -> Scored:
+    store: Any = None
+    return Scored(scores, SCOPE, store, spread(scores)[1], len(scores))
 
 
 def candidates(adds: list[list[float]] | None, scores: Tensor = SCORES) -> Candidates:
@@ -23,7 +28,7 @@ def candidates(adds: list[list[float]] | None, scores: Tensor = SCORES) -> Candi
         asked.extend(scope)
         return None if adds is None else torch.tensor(adds)
 
-    found = Candidates(scores, SCOPE, 4, adding, lambda *place: place)
+    found = Candidates(scored(scores), 4, adding, lambda *place: place)
     assert asked == [(document, block, block + 1) for document, block in BEST]
     return found
 
@@ -54,7 +59,8 @@ TEXTS = {(7, 0): "same", (7, 2): "same", (9, 2): "another"}
 
 def chosen(scores: Tensor) -> list[Any]:
     """Those meant of passages (7, 0) and (7, 2), one text, and others."""
-    found = Candidates(scores, SCOPE, 4, lambda asked: None, lambda *at: TEXTS.get(at, at))
+    content = lambda *at: TEXTS.get(at, at)  # noqa: E731
+    found = Candidates(scored(scores), 4, lambda asked: None, content)
     return found.meant(LookupSettings(score_range=None), parts=False)
 
 
@@ -86,7 +92,7 @@ def test_four_that_each_say_a_part_open_the_gate_together() -> None:
     parts = [[0.3, 0, 0, 0], [0, 0.2, 0, 0], [0, 0, 0.2, 0], [0, 0, 0, 0.1]]
     together = candidates(parts).together
     assert together is not None and abs(together - 0.8) < 1e-6
-    assert gate.answer_together(SCORES, together) and not gate.answers(SCORES)
+    assert gate.answer_together(together, 8) and not gate.answers(SCORES, 8)
     parts[3] = [0.3, 0, 0, 0.01]
     assert candidates(parts).together is None  # one of them says nothing of its own
-    assert candidates(None).together is None and not gate.answer_together(SCORES, None)
+    assert candidates(None).together is None and not gate.answer_together(None, 8)

@@ -2,12 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
 
 import memstore
-from memstore.model.answer import BLOCKS, OF_TOKEN, Trace
-from memstore.model.session import ReadUnit, StepReads
+from memstore.model.answer import OF_TOKEN, Trace
 from memstore.serve.answers import pieces, report_trace
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import word_reader
@@ -141,39 +139,6 @@ def test_a_trace_begins_anew_with_every_question(reader, store):
             said.append(report_trace(trace, session, None, 12, bool))
             assert "".join(pieces(reader, tokens)) == reader.tokenizer.decode(tokens)
         assert len(said[1]["tokens"]) == 4
-
-
-def test_a_long_answer_keeps_the_blocks_that_were_read_most(reader, store):
-    trace = Trace(reader)
-    with reader.session(store, on_read=trace) as session:
-        trace.begin(session)
-        for step in range(3):
-            trace.start()
-            blocks = np.arange(step * BLOCKS, (step + 1) * BLOCKS)
-            units = [ReadUnit(2, 0, 99, block, "disk") for block in blocks.tolist()]
-            trace(StepReads(units, 0.5 + blocks % 1000 * 1e-4))
-            assert list(trace.tokens_of([5])) == [5]
-    assert len(trace.blocks) == BLOCKS
-    assert trace.ranked(1)[0][0] == (99, 999) and set(trace.blocks[99, 999]) == {"disk"}
-    assert [len(token.blocks) for token in trace.tokens] == [OF_TOKEN] * 3
-
-
-def test_closing_the_tokens_closes_what_generates_them(reader, store):
-    closed = []
-
-    def generated():
-        try:
-            yield from (5, 6, 7)
-        finally:
-            closed.append(True)
-
-    trace = Trace(reader)
-    with reader.session(store, on_read=trace) as session:
-        trace.begin(session)
-        tokens = trace.tokens_of(generated())
-        assert next(tokens) == 5
-        tokens.close()
-    assert closed == [True] and len(trace.tokens) == 1
 
 
 KETTLE, LADDER = "The red kettle of the mill has no lid. ", "The grey ladder of the quarry broke. "

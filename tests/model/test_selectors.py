@@ -31,9 +31,9 @@ from memstore.model.passages.selector import (
     Learned,
     Projection,
     Query,
+    Scored,
     Selector,
     covered,
-    in_range,
     rooted,
     score_blocks,
     spread,
@@ -194,29 +194,18 @@ def test_the_question_before_counts_a_quarter_as_much() -> None:
     torch.testing.assert_close(adds.sum(1), together)
 
 
-def test_a_range_leaves_out_blocks_far_below_the_best() -> None:
-    scores = torch.zeros(100)
-    scores[[7, 3, 50]] = torch.tensor([9.0, 8.5, 4.0])
-    best, deviation = scores.topk(8), float(scores.std(correction=0))
-    assert best.indices[in_range(best.values, scores, 0.6 / deviation)].tolist() == [7, 3]
-    assert in_range(best.values, scores, 1e9).all() and in_range(best.values, scores, None).all()
-    assert in_range(torch.zeros(0), torch.zeros(0), 1.0).tolist() == []
-
-
 def test_a_gate_opens_for_one_block_or_for_what_the_best_cover_together() -> None:
     gate = Gate((0.5, 0.55, 0.6, 0.65, 0.7), 0.1, together=0.2)
-    among = torch.zeros(2 * GATE_BLOCKS)  # where 0.7 is needed, and 0.9 together
-    best = among.index_fill(0, torch.tensor([3]), 0.69)
-    assert not gate.answers(best) and gate.answers(best + 0.02)
-    assert not gate.answer_together(best, 0.89) and gate.answer_together(best, 0.91)
-    assert not gate.answers(torch.zeros(0)) and not gate.answer_together(best, None)
+    best, many = torch.tensor([0.0, 0.69]), 2 * GATE_BLOCKS  # 0.7 is needed, and 0.9 together
+    assert not gate.answers(best, many) and gate.answers(best + 0.02, many)
+    assert not gate.answer_together(0.89, many) and gate.answer_together(0.91, many)
+    assert not gate.answers(torch.zeros(0), 0) and not gate.answer_together(None, many)
     never = Gate((0.6,) * 5, 0.1)  # without a bound of its own it never does
-    assert not never.answer_together(best, 5.0)
-    assert gate.answers(best, caution=0.05) and not gate.answers(best, caution=0.2)
-    assert gate.answer_together(best - 0.2, 0.81, caution=0.02)
-    assert not gate.answer_together(best - 0.2, 0.79, caution=0.02)
+    assert not never.answer_together(5.0, many)
+    assert gate.answers(best, many, 0.05) and not gate.answers(best, many, 0.2)
+    assert gate.answer_together(0.81, many, 0.02) and not gate.answer_together(0.79, many, 0.02)
     assert gate.threshold(GATE_BLOCKS, 0.15) == pytest.approx(0.625)  # half way between two steps
-    assert gate.threshold(GATE_BLOCKS, 0.01) == 0.5 and gate.answers(best - 9, caution=0.0)
+    assert gate.threshold(GATE_BLOCKS, 0.01) == 0.5 and gate.answers(best - 9, many, 0.0)
 
 
 def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
@@ -324,27 +313,22 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
                 assert len(found.scores) <= 100 < found.blocks == 900
                 exact = selector.scores(NOTHING, store.retrieval.selected, scope)
                 given = 4, lambda runs: None, lambda *place: place
-                best = Candidates(exact, scope, *given).best(4)
-                short = Candidates(
-                    found.scores,
-                    found.scope,
-                    *given,
-                    deviation=found.deviation,
-                    blocks=found.blocks,
-                )
+                deviation = spread(exact)[1]
+                whole = Scored(exact, scope, store.retrieval, deviation, len(exact))
+                best = Candidates(whole, *given).best(4)
+                short = Candidates(found, *given)
                 chosen = short.best(4)
                 assert [(one.document, one.block) for one in chosen] == [
                     (one.document, one.block) for one in best
                 ]
                 scores = [one.score for one in best]
-                deviation = spread(exact)[1]
                 assert [one.score for one in chosen] == pytest.approx(scores, abs=0.1 * deviation)
                 assert found.deviation == pytest.approx(deviation, rel=0.15)
                 # the bound grows with the blocks that there are, not with those that are scored
                 gate = Gate((float(exact.max()) - 0.01 - 0.1,) * 5, growth=0.2)
                 assert short.blocks == 900
-                told = gate.answers(found.scores, blocks=found.blocks)
-                assert told == gate.answers(exact)
+                told = gate.answers(found.scores, found.blocks)
+                assert told == gate.answers(exact, len(exact))
                 added = selector.adds(NOTHING, found.store, found.scope[:2])
                 torch.testing.assert_close(
                     added, selector.adds(NOTHING, store.retrieval.selected, found.scope[:2])

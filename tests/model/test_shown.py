@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from memstore.disk.format.citations import PAGE, Place
 from memstore.documents.converted import Converted
-from memstore.model.answer import Source
-from memstore.model.document_text import block_texts, whole_sentences
+from memstore.model.answer import Source, block_texts, whole_sentences
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.source_text import Text
 from memstore.store.memory_store import MemoryStore

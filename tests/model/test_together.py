@@ -2,13 +2,11 @@
 the others as they are.
 """
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from memstore.errors import DocumentNotFound
-from memstore.model.session import Continuation, read_pending
+from memstore.model.session import read_pending
 from memstore.store.memory_store import MemoryStore
 from support.passage_reader import memory as choosing_memory
 from support.passage_reader import reader_of
@@ -45,9 +43,7 @@ def begun(reader, store, prompts=PROMPTS):
 def test_answers_that_are_continued_together_are_those_of_each_alone(remembered, temperature):
     reader, store = remembered
 
-    def answers(
-        ahead: Callable[[list[Continuation]], None],
-    ) -> tuple[list[list[int]], list[object], torch.Tensor]:
+    def answers(ahead):
         sessions, states = begun(reader, store)
         running = [  # over the ends of blocks, and of chunks
             session.generate(state, 6 + 19 * number, temperature=temperature, seed=number)

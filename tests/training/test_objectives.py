@@ -6,7 +6,7 @@ from torch import Tensor
 
 from memstore.disk.format.signature import Signature
 from memstore.model.landmark.memory_attention import MemoryAttention
-from memstore.model.landmark.own_blocks import SessionBlocks
+from memstore.model.landmark.open_chunk import SessionBlocks
 from memstore.model.landmark.transformer import ModelConfig, Transformer
 from memstore.store.memory_store import MemoryStore
 from memstore.training.batches import QuestionBatch

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch.overrides import TorchFunctionMode
 
 from memstore.decode import from_json
 from memstore.devices import usable_device
@@ -58,17 +57,6 @@ def save_checkpoint(
     tokenizer.save(directory / "tokenizer.json")
 
 
-class _Uninitialised(TorchFunctionMode):
-    """Modules are made with weights as they come: to draw them on "meta", torch would import its
-    whole compiler.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
 def read_configuration(directory: Path) -> ModelConfig:
     """The configuration of a directory. Raises InvalidWeights, InvalidConfig."""
     path = directory / "config.json"
@@ -103,10 +91,9 @@ def load_checkpoint(
     path = directory / "model.safetensors"
     try:
         weights = load_file(path)
-        with torch.device("meta"), _Uninitialised():
-            model = make(config)
-            if CMT_VALUES in weights:
-                model.cmt_values = torch.empty(config.num_layers, config.num_heads, config.head_dim)
+        model = make(config)
+        if CMT_VALUES in weights:
+            model.cmt_values = torch.empty(config.num_layers, config.num_heads, config.head_dim)
         for name, tensor in weights.items():
             if not tensor.is_floating_point():
                 raise InvalidWeights(f"{path}: {name} holds numbers of type {tensor.dtype}")

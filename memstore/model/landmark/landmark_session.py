@@ -12,9 +12,8 @@ from torch import Tensor
 from memstore.disk.format.document import IngestSettings
 from memstore.errors import BudgetExceeded
 from memstore.freed_memory import return_freed_memory
-from memstore.model.landmark.memory_attention import MemoryAttention, SpeculativePrefetch
-from memstore.model.landmark.open_chunk import FinishedBlocks
-from memstore.model.landmark.own_blocks import OwnBlocks, SessionBlocks
+from memstore.model.landmark.memory_attention import MemoryAttention
+from memstore.model.landmark.open_chunk import FinishedBlocks, SessionBlocks
 from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import AskSession, OnRead, check_device
@@ -59,10 +58,6 @@ class ChunkSession(AskSession):
         self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
         self.attention = MemoryAttention(reader, settings, store, blocks, retrieve=retrieve)
         self.lookups = self.attention.lookups
-        self._prefetch: SpeculativePrefetch | None = None
-        if store.tiers.predictor != "off" and retrieve:
-            self._prefetch = SpeculativePrefetch(reader, self.attention, store)
-            self.attention.prefetch = self._prefetch
         self.content = 0  # content tokens in the open chunk
         self.read_tokens = 0
 
@@ -174,8 +169,7 @@ class ChunkSession(AskSession):
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """A layer begins with these states [1, T, hidden_size]."""
-        if self._prefetch is not None:
-            self._prefetch.enter(layer_idx, states)
+        self.attention.enter(layer_idx, states)
 
     def end_token(self, token: int) -> None:
         """The forward pass is done."""
@@ -186,9 +180,8 @@ class ChunkSession(AskSession):
 
 class LandmarkSession(ChunkSession):
     """A session that asks: its own blocks live pinned in the host tier until it is closed, at most
-    half of the budget.
-
-    Beyond that the oldest own blocks are let go; length is never an error.
+    settings.own_blocks, and half of the budget. Beyond that the oldest are let go; length is never
+    an error.
     """
 
     def __init__(
@@ -202,19 +195,25 @@ class LandmarkSession(ChunkSession):
         on_read: OnRead | None = None,
     ) -> None:
         """documents: attached ones, as (id, blocks). Otherwise as ChunkSession."""
-        per_block = reader.shape.num_layers * reader.shape.num_kv_heads
-        least = settings.chunk_blocks + settings.top_k
-        self._own = OwnBlocks(store, documents, per_block, least=least, bound=settings.own_blocks)
+        self._scratch = store.retrieval.session_document()
+        blocks = SessionBlocks(documents, own_document=self._scratch.document)
         try:
-            super().__init__(reader, settings, store, self._own.blocks, retrieve=retrieve)
+            super().__init__(reader, settings, store, blocks, retrieve=retrieve)
         except BaseException:
-            self._own.close()
+            self.close()
             raise
         self.attention.on_read = on_read
+        per_block = reader.shape.num_layers * reader.shape.num_kv_heads
+        half = store.tiers.host.capacity // (2 * per_block)
+        most = max(settings.chunk_blocks + settings.top_k, half)
+        self._most = most if settings.own_blocks is None else min(most, settings.own_blocks)
 
     def keep(self, blocks: FinishedBlocks) -> None:
-        count, scratch = len(blocks[0][0]), self._own.scratch
-        self._own.make_room(count)
+        count, scratch = len(blocks[0][0]), self._scratch
+        surplus = self.blocks.own + count - self._most
+        if surplus > 0:
+            self.blocks.own_first += surplus
+            scratch.trim(self.blocks.own_first)
         for layer, (k, v, landmarks) in blocks.items():
             scratch.add(layer, k, v, landmarks)
         only_recent = [layer for layer in blocks if layer not in self.reader.shape.memory_layers]
@@ -222,7 +221,7 @@ class LandmarkSession(ChunkSession):
 
     def close(self) -> None:
         """Let the session's own blocks go; the documents stay."""
-        self._own.close()
+        self._scratch.close()
 
 
 _FREED_EVERY = 1024  # tokens of an ingest after which freed memory goes back to the system

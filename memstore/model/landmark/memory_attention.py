@@ -21,8 +21,7 @@ from memstore.errors import BudgetExceeded, MemstoreError
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
 from memstore.model.landmark.block_lookup import Lookup, Selection, lease_requested, requested_reads
-from memstore.model.landmark.open_chunk import Candidates, FinishedBlocks, OpenChunk
-from memstore.model.landmark.own_blocks import SessionBlocks
+from memstore.model.landmark.open_chunk import Candidates, FinishedBlocks, OpenChunk, SessionBlocks
 from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import Lookups, OnRead
@@ -30,6 +29,8 @@ from memstore.store.memory_store import MemoryStore
 from memstore.tiers.slots import Lease
 
 GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
+# steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
+_PATIENCE = 2
 
 
 class MemoryAttention:
@@ -55,8 +56,10 @@ class MemoryAttention:
         self.cmt_keys, self.cmt_values = model.cmt_keys, model.cmt_values
         self.on_read: OnRead | None = None
         self.read_all_rows = False
-        self.prefetch: SpeculativePrefetch | None = None
-        self.blocks = blocks
+        self._predicting = retrieve and store.tiers.predictor != "off"
+        self._quiet = 0  # steps since the last unit that had to be fetched, or was predicted to be
+        self._states: Tensor | None = None  # that a layer began with, where `enter` is told
+        self.blocks, self._model = blocks, model
         self.lookups = Lookups()
         shape, dtype = model.shape, model.dtype
         self._device = model.device
@@ -112,8 +115,8 @@ class MemoryAttention:
         searched = self.retrieve and layer_idx in self.shape.memory_layers
         candidates = prefix.blocks if searched else prefix.recent
         rotated, local = self._local(layer_idx, q, k, v, memory=candidates > 0)
-        if self.prefetch is not None:
-            self.prefetch.attended(layer_idx, local)
+        if self._predicting and self._quiet <= _PATIENCE:
+            self._predict(layer_idx + 1, local)
         if candidates == 0:
             return local.output
         opened = self._opened(local)
@@ -137,15 +140,33 @@ class MemoryAttention:
         )
         return local.output
 
-    def predicted_blocks(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> list[BlockKey]:
-        """The old units that `attend` would read with these q, k, v, block by block; nothing is
-        kept or counted.
+    # Speculative prefetch
 
-        For a layer that has not attended to these positions yet. Raises DocumentNotFound.
+    def enter(self, layer: int, states: Tensor) -> None:
+        """A layer begins with the states [1, T, hidden_size]; told in the order of layers."""
+        self._quiet += layer == 0
+        self._states = states
+
+    def _predict(self, layer_idx: int, local: LocalAttention) -> None:
+        """Tell the tiers what a layer is likely to read; local: what the layer before it attended
+        to.
+        """
+        states, old = self._states, self.lookup.candidates.old
+        if states is None or not old or layer_idx not in self.shape.memory_layers:
+            return
+        transformer = self._model.transformer
+        following = transformer.next_projections(layer_idx - 1, states, local.output)
+        # Where predicting fails (a document was forgotten), the lookup itself says so, if there is
+        # to be one.
+        with suppress(MemstoreError):
+            if self.store.retrieval.expect(self._predicted_blocks(layer_idx, *following)):
+                self._quiet = 0
+
+    def _predicted_blocks(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> list[BlockKey]:
+        """The old units that `attend` would read with these q, k, v, block by block; nothing is
+        kept or counted. Raises DocumentNotFound.
         """
         candidates, group = self.lookup.candidates, self.shape.group
-        if not (self.retrieve and candidates.old and layer_idx in self.shape.memory_layers):
-            return []
         rotated, local = self._local(layer_idx, q, k, v, memory=True)
         opened = self._opened(local)
         if not opened.any():
@@ -284,53 +305,11 @@ class MemoryAttention:
 
     def _lease(self, units: list[BlockKey]) -> Lease:
         lease = self.store.lease(units)
-        if self.prefetch is not None and lease.fetched:
-            self.prefetch.missed()
+        if lease.fetched:  # the step has to wait for a unit: predicting goes on
+            self._quiet = 0
         return lease
 
 
 def _rows(local: LocalAttention, rows: Tensor | slice) -> LocalAttention:
     """The same of some rows."""
     return LocalAttention(local.output[:, :, rows], local.gate[:, :, rows], local.lse[:, :, rows])
-
-
-# steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
-_PATIENCE = 2
-
-
-class SpeculativePrefetch:
-    """Predicts for one session; its methods are called from within a step, in the order of
-    layers.
-    """
-
-    def __init__(
-        self, model: LandmarkReader, attention: MemoryAttention, store: MemoryStore
-    ) -> None:
-        self._model, self._attention, self._store = model, attention, store
-        self._memory_layers = frozenset(attention.shape.memory_layers)
-        self._states: Tensor | None = None
-        self._quiet = 0  # steps since the last miss, had or foreseen
-
-    def enter(self, layer: int, states: Tensor) -> None:
-        """A layer begins with the states [1, T, hidden_size]."""
-        if layer == 0:
-            self._quiet += 1
-        self._states = states
-
-    def attended(self, layer: int, local: LocalAttention) -> None:
-        """The layer has attended to its chunk and will read memory next."""
-        if self._quiet > _PATIENCE or layer + 1 not in self._memory_layers:
-            return
-        assert self._states is not None
-        following = self._model.transformer.next_projections(layer, self._states, local.output)
-        # Where predicting fails (a document was forgotten), the lookup itself says so, if there is
-        # to be one.
-        with suppress(MemstoreError):
-            if self._store.retrieval.expect(
-                self._attention.predicted_blocks(layer + 1, *following)
-            ):
-                self._quiet = 0
-
-    def missed(self) -> None:
-        """The step had to wait for a unit: predicting goes on."""
-        self._quiet = 0

@@ -1,16 +1,65 @@
-"""The open chunk of a session: keys and values of every layer that no block holds yet, and how its
-queries are rotated; and the blocks that it may read, with the slots where those before it stand.
+"""What a session of a landmark model remembers: attached documents, blocks of its own, and its open
+chunk, whose keys and values no block holds yet; and where blocks stand for the chunk's queries.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from memstore.model.adapter import Shape
-from memstore.model.landmark.own_blocks import SessionBlocks
 from memstore.model.rotary import Rope
+
+Run = tuple[int, int, int]
+"""Blocks first .. end of a document: (document, first, end)."""
+
+
+@dataclass
+class SessionBlocks:
+    """What a session remembers, oldest first: attached documents, then its own blocks, under an id
+    of the store.
+    """
+
+    # (document id, blocks); others are attached by `attach`
+    documents: list[tuple[int, int]] = field(default_factory=list)
+    own_document: int | None = None
+    own_first: int = 0  # own blocks before this one were let go
+    own_end: int = 0
+
+    @property
+    def own(self) -> int:
+        """How many blocks of its own the session has."""
+        return self.own_end - self.own_first
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are in all."""
+        return self.attached + self.own
+
+    def __post_init__(self) -> None:
+        self._count()
+
+    def attach(self, documents: Sequence[tuple[int, int]]) -> None:
+        """Remember these documents in the place of those that were attached."""
+        self.documents = [*documents]
+        self._count()
+
+    def _count(self) -> None:
+        """Note the attached documents that have blocks: their runs, the numbers of their first
+        blocks, and how many blocks there are.
+        """
+        self._runs = tuple((document, 0, blocks) for document, blocks in self.documents if blocks)
+        *self.starts, self.attached = [0, *accumulate(end for _, _, end in self._runs)]
+
+    def runs(self, end: int) -> tuple[Run, ...]:
+        """The `end` oldest blocks, which are those of the documents at least."""
+        runs, own = self._runs, min(self.own, end - self.attached)
+        if self.own_document is not None and own > 0:
+            runs = (*runs, (self.own_document, self.own_first, self.own_first + own))
+        return runs
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,7 @@ from memstore.index.block_rows import Scope
 from memstore.index.word_index import split_words
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.repositioned_attention import PassageModel, RepositionedAttention
-from memstore.model.passages.selector import (
-    GATE_TOGETHER,
-    Captured,
-    Query,
-    covered,
-    in_range,
-    score_blocks,
-    spread,
-)
+from memstore.model.passages.selector import GATE_TOGETHER, Captured, Scored, covered
 from memstore.model.questions import spelled
 from memstore.store.memory_store import MemoryStore
 
@@ -59,24 +51,12 @@ class Candidates:
     """
 
     def __init__(
-        self,
-        scores: Tensor,
-        scope: Scope,
-        k: int,
-        adds: Callable[[Scope], Tensor | None],
-        content: Content,
-        *,
-        deviation: float | None = None,
-        blocks: int | None = None,
+        self, found: Scored, k: int, adds: Callable[[Scope], Tensor | None], content: Content
     ) -> None:
-        """scores: [blocks of the scope]; k: how many at most; adds: Selector.adds of blocks. If the
-        scope is a shortlist, deviation: of all scores, and blocks: how many there are.
-        """
-        if deviation is None:
-            deviation = spread(scores)[1] if len(scores) else 0.0
-        self.scores, self._deviation, self._content = scores, deviation, content
-        self._scope = [run for run in scope if run[2] > run[1]]
-        self.blocks = len(scores) if blocks is None else blocks
+        """k: how many at most; adds: Selector.adds of blocks."""
+        self.scores, self._deviation, self._content = found.scores, found.deviation, content
+        self._scope = [run for run in found.scope if run[2] > run[1]]
+        self.blocks = found.blocks
         self._starts = [0, *accumulate(end - first for _, first, end in self._scope)]
         self._best = self.distinct(k)
         runs = [(one.document, one.block, one.block + 1) for one in self._best]
@@ -86,11 +66,15 @@ class Candidates:
         """The best k passages of different texts, best first. Texts are looked up only where two
         scores are so near that the passages may be copies.
         """
-        apart, n = self._most_apart(), 2 * k
+        apart, n = 0.0, 2 * k  # by how much the scores of copies may differ
+        if len(self.scores):
+            largest = float(self.scores.abs().max())
+            apart = max(_ROUNDING * largest, _ALIKE * self._deviation)
         text = cache(lambda candidate: self._content(*self._place(candidate)))
         while True:
             ranked = self.scores.topk(min(n, len(self.scores)))
-            places = sorted(zip(ranked.values.tolist(), ranked.indices.tolist()), key=_order)
+            scored = zip(ranked.values.tolist(), ranked.indices.tolist())
+            places = sorted(scored, key=lambda one: (-one[0], one[1]))
             near = [False, *(a - b <= apart for (a, _), (b, _) in pairwise(places)), False]
             copies: dict[Hashable, list[tuple[float, int]]] = {}
             least = float("-inf")  # that a copy of the kth may score
@@ -105,12 +89,6 @@ class Candidates:
             if len(copies) >= k or n >= len(self.scores):
                 return [self._once(some) for some in list(copies.values())[:k]]
             n *= 4
-
-    def _most_apart(self) -> float:
-        """By how much the scores of copies may differ."""
-        if not len(self.scores):
-            return 0.0
-        return max(_ROUNDING * float(self.scores.abs().max()), _ALIKE * self._deviation)
 
     def _once(self, copies: list[tuple[float, int]]) -> Chosen:
         """One passage for all copies (score, candidate) of a text, best first."""
@@ -160,7 +138,9 @@ class Candidates:
         which no better one says.
         """
         best = torch.tensor([one.score for one in self._best])
-        means = in_range(best, self.scores, settings.score_range, self._deviation)
+        means = torch.ones(len(best), dtype=torch.bool)
+        if settings.score_range is not None and len(self.scores):
+            means = best >= self.scores.max() - settings.score_range * self._deviation
         if parts:
             means |= self._adds() >= _PART
         chosen = [one for one, meant in zip(self._best, means.tolist()) if meant]
@@ -173,54 +153,6 @@ class Candidates:
         at = bisect_right(self._starts, candidate) - 1
         document, first, _ = self._scope[at]
         return document, first + candidate - self._starts[at]
-
-
-def _order(scored: tuple[float, int]) -> tuple[float, int]:
-    score, candidate = scored
-    return -score, candidate
-
-
-class GatedChoice:
-    """Chooses passages for one session."""
-
-    def __init__(
-        self, reader: PassageModel, store: MemoryStore, settings: LookupSettings, content: Content
-    ) -> None:
-        """The reader's selector and gate are those that it has when it is asked."""
-        self._reader, self._store = reader, store
-        self._settings, self._content = settings, content
-
-    def choose(self, query: Query, scope: Scope) -> tuple[Candidates, list[Chosen] | None]:
-        """The best passages of a scope, and those that are meant; None where nothing answers.
-        Raises what MemoryStore's lookups raise.
-        """
-        selector, gate, caution = self._reader.selector, self._reader.gate, self._settings.caution
-        scores, scope, where, deviation, blocks = score_blocks(selector, query, self._store, scope)
-        best = Candidates(
-            scores,
-            scope,
-            self._settings.top_k,
-            partial(selector.adds, query, where),
-            self._content,
-            deviation=deviation,
-            blocks=blocks,
-        )
-        alone = gate is None or gate.answers(scores, caution, blocks=blocks)
-        # where the model itself refuses, it decides once it has read
-        answers = (
-            alone
-            or self._reader.refusal is not None
-            or (
-                gate is not None
-                and gate.answer_together(scores, best.together, caution, blocks=blocks)
-            )
-        )
-        return best, best.meant(self._settings, parts=not alone) if answers else None
-
-    def needed(self, best: Candidates) -> float | None:
-        """The score that the gate wants among these candidates; None without a gate."""
-        gate = None if self._reader.refusal is not None else self._reader.gate
-        return None if gate is None else gate.threshold(best.blocks, self._settings.caution)
 
 
 # Passages of a scope whose words are looked up by the hundred. Larger scopes are searched by lists,
@@ -255,24 +187,28 @@ class CapturingForward:
     no more is held than `most` tokens.
     """
 
-    def __init__(self, reader: PassageModel, most: int | None = None) -> None:
-        """most: None for the whole text."""
+    def __init__(self, reader: PassageModel, most: int) -> None:
         self._reader, self._most = reader, most
-        adapt = reader.adapted_turns
-        self._attention = RepositionedAttention(reader, adapt=adapt)
+        self._attention = RepositionedAttention(reader, adapt=reader.adapted_turns)
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> Captured:
         """Read tokens; what they show."""
-        if not self._reader.selector.captures.layers or not ids:
+        attention, captures, parts = self._attention, self._reader.selector.captures, []
+        if not captures.layers or not ids:
             return Captured(list(ids))
-        if self._most is None:
-            return self._read(ids)
-        parts = []
-        for piece in pieces(ids, self._attention.local, self._most):
-            held = self._attention.local
-            self._attention.let_go(min(held, max(0, held + len(piece) - self._most)))
-            parts.append(self._read(piece))
+        for piece in pieces(ids, attention.local, self._most):
+            held = attention.local
+            attention.let_go(min(held, max(0, held + len(piece) - self._most)))
+            captured = Captured(list(piece))
+            enter = partial(captured.keep_states, captures)
+            given = torch.tensor([captured.ids], device=self._reader.device)
+            attention.begin()
+            states = self._reader.hidden(
+                given, attention.attend, layers=captures.layers, enter=enter, adapt=attention.adapt
+            )
+            enter(captures.layers, states)
+            parts.append(captured)
         return Captured.joined(parts)
 
     def fork(self) -> "CapturingForward":
@@ -280,18 +216,6 @@ class CapturingForward:
         other = CapturingForward(self._reader, self._most)
         other._attention = self._attention.fork()
         return other
-
-    def _read(self, ids: Sequence[int]) -> Captured:
-        captures, captured = self._reader.selector.captures, Captured(list(ids))
-        enter = partial(captured.keep_states, captures)
-        given = torch.tensor([list(ids)], device=self._reader.device)
-        self._attention.begin()
-        attend, adapt = self._attention.attend, self._attention.adapt
-        states = self._reader.hidden(
-            given, attend, layers=captures.layers, enter=enter, adapt=adapt
-        )
-        enter(captures.layers, states)
-        return captured
 
 
 def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
@@ -306,7 +230,7 @@ def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
 
 def capture(reader: PassageModel, ids: Sequence[int]) -> Captured:
     """What the reader's selector needs to see of ids that stand behind the prefix."""
-    return CapturingForward(reader).read(ids)
+    return CapturingForward(reader, len(ids)).read(ids)
 
 
 class DialogueBuffer:

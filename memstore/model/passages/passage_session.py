@@ -4,6 +4,7 @@ passages, and every memory layer reads them with the question, where a prompt wo
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -21,7 +22,6 @@ from memstore.model.passages.passage_choice import (
     Candidates,
     Chosen,
     DialogueBuffer,
-    GatedChoice,
     capture,
     pieces,
     spelled_as_held,
@@ -88,7 +88,6 @@ class PassageSession(AskSession):
         self._local = DialogueBuffer(reader, settings.local_tokens)
         self.attach(documents)
         self._passages = PassageFetch(reader, store)
-        self._choice = GatedChoice(reader, store, settings, self._passages.content)
         self._behind: list[int] = []  # tokens after stored passages that are still to be computed
 
     def _begin(self) -> None:
@@ -245,11 +244,21 @@ class PassageSession(AskSession):
             theirs, own = self.reader.turn_ids(before, first=True)
             earlier = Query(capture(self.reader, theirs).part(own), before)
         query = Query(self._local.look_ahead(ids, words), question, earlier)
-        self.candidates, found = self._choice.choose(query, self._scope)
-        self.answered, self.needed = found is not None, self._choice.needed(self.candidates)
+        selector, gate, refusal = self.reader.selector, self.reader.gate, self.reader.refusal
+        caution = self.settings.caution
+        found = score_blocks(selector, query, self.store, self._scope)
+        adds, content = partial(selector.adds, query, found.store), self._passages.content
+        best = self.candidates = Candidates(found, self.settings.top_k, adds, content)
+        alone = gate is None or gate.answers(found.scores, found.blocks, caution)
+        together = gate is not None and gate.answer_together(best.together, found.blocks, caution)
+        # where the model itself refuses, it decides once it has read
+        self.answered = alone or together or refusal is not None
+        self.needed = None
+        if gate is not None and refusal is None:
+            self.needed = gate.threshold(found.blocks, caution)
         self.lookups.done += self.answered
         self.lookups.skipped += not self.answered
-        self.read(found or [])
+        self.read(best.meant(self.settings, parts=not alone) if self.answered else [])
         return self.chosen
 
     @torch.no_grad()
@@ -407,10 +416,8 @@ class PassageAPI(ModelAPI, PassageModel):
         ids, words = self.turn_ids(phrase, first=True)
         captured = capture(self, ids).part(words)
         found = score_blocks(self.selector, Query(captured, phrase), store, runs)
-        caution = self.lookup.caution
-        answered = self.gate is None or self.gate.answers(
-            found.scores, caution, blocks=found.blocks
-        )
+        gate, caution = self.gate, self.lookup.caution
+        answered = gate is None or gate.answers(found.scores, found.blocks, caution)
         return Ranking(_best_first(found), answered)
 
 

@@ -308,19 +308,6 @@ def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor
     return (scores - mean) / max(deviation, 1e-6)
 
 
-def in_range(
-    some: Tensor, scores: Tensor, score_range: float | None, deviation: float | None = None
-) -> Tensor:
-    """[n] bool: which of some scores [n] are within score_range standard deviations of all scores
-    [blocks] below the best of these; None = all are. deviation: of all, where these are a
-    shortlist's.
-    """
-    if score_range is None or not len(scores):
-        return torch.ones(len(some), dtype=torch.bool)
-    deviation = spread(scores)[1] if deviation is None else deviation
-    return some >= scores.max() - score_range * deviation
-
-
 def covered(adds: Tensor) -> Tensor:
     """Selector.adds of blocks -> [blocks]: what the first of them together have of a question,
     every row of it counted by the block that says most of it: the score of all as if they were one.
@@ -350,28 +337,19 @@ class Gate:
         growth = self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
         return at_caution(self.least, caution) + growth
 
-    def answers(
-        self, scores: Tensor, caution: float = CAUTION, *, blocks: int | None = None
-    ) -> bool:
-        """Does any block of these scores [n] answer? blocks: from how many they were chosen, where
-        they are a shortlist's.
-        """
-        return confidence(scores) >= self.threshold(blocks or len(scores), caution)
+    def answers(self, scores: Tensor, blocks: int, caution: float = CAUTION) -> bool:
+        """Does any block of these scores [n], the best of so many blocks, answer?"""
+        return confidence(scores) >= self.threshold(blocks, caution)
 
     def answer_together(
-        self,
-        scores: Tensor,
-        together: float | None,
-        caution: float = CAUTION,
-        *,
-        blocks: int | None = None,
+        self, together: float | None, blocks: int, caution: float = CAUTION
     ) -> bool:
-        """Do some of these blocks answer a question of several parts together? together: what the
+        """Do some of so many blocks answer a question of several parts together? together: what the
         GATE_TOGETHER best of them cover between them (`covered`); None = it is no such question.
         """
         if together is None or self.together is None:
             return False
-        return together >= self.threshold(blocks or len(scores), caution) + self.together
+        return together >= self.threshold(blocks, caution) + self.together
 
 
 def confidence(scores: Tensor) -> float:
