@@ -311,9 +311,7 @@ def _ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: A
             except StopIteration as end:
                 answers[number] = end.value
                 del going[number]
-        pending = [one for number in going if (one := chats[number].continuation) is not None]
-        if len(pending) > 1:
-            read_pending(pending)
+        read_pending([one for number in going if (one := chats[number].continuation) is not None])
     return [answers[number] for number in range(len(chats))]
 
 

@@ -1,19 +1,22 @@
-"""A text to be read, checked before anything is written; and how far its ingest is."""
+"""A text to be read, checked before anything is written; and its ingest."""
 
 import hashlib
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memstore.disk.format.citations import Place, pack_places
-from memstore.disk.format.document import LABELS, NOTES, SOURCE, Document
+from memstore.disk.format.document import LABELS, NOTES, SOURCE, Document, IngestSettings
 from memstore.documents import Converted, read
 from memstore.documents.detect import form_of
 from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, UnreadableDocument
 from memstore.paths import expanded
 from memstore.store.memory_store import MemoryStore
+from memstore.store.write.admission import Mode
+from memstore.store.write.writer import DocumentWriter
 
 _LOOKED_AT = 1 << 20  # bytes of a file, by which its kind is found
 
@@ -133,7 +136,37 @@ Closed before its end, it commits what it has, to be resumed.
 """
 
 
-def described(store: MemoryStore, text: Text) -> Document:
+def ingest(
+    store: MemoryStore,
+    text: Text,
+    settings: IngestSettings,
+    mode: Mode,
+    read: Callable[[DocumentWriter], Iterator[tuple[int, int]]],
+) -> Ingesting:
+    """Read a text into the store under text.name; the finished document is returned. read: writes
+    its chunks, from where the writer is, and tells the characters before and after each.
+
+    A document already there with the same content is returned unchanged; an interrupted ingest is
+    resumed. Raises InvalidInput for a text that cannot be read, StorageFull.
+    """
+    text.check()
+    writer = store.write_document(
+        text.name, source_hash=text.digest, settings=settings, mode=mode, metadata=text.metadata
+    )
+    if writer is None:
+        return _described(store, text)
+    with writer:
+        began, resumed, total = time.perf_counter(), writer.tokens, text.characters
+        first: int | None = None
+        for before, done in read(writer):
+            first = before if first is None else first
+            seconds = time.perf_counter() - began
+            left = seconds * (total - done) / max(1, done - first)
+            yield IngestProgress(done, total, writer.tokens, resumed, seconds, left)
+        return writer.finish()
+
+
+def _described(store: MemoryStore, text: Text) -> Document:
     """The document that is there already; its row says what is known of it by now."""
     document = store.document(text.name)
     metadata = document.metadata | text.metadata

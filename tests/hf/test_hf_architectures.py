@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.adaptation import UNADAPTED
-from memstore.model.passages.passage_choice import Chosen
+from memstore.model.passages.selector import Chosen
 
 TEXT = " ".join(
     f"The keeper of lighthouse {number} counts {number * 7} bells, and none of them is his own."

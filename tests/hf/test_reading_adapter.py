@@ -20,7 +20,7 @@ from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.reading_adapter import CONFIG, TENSORS, ReadingAdapter, adapted, attach_adapter
 from memstore.model.passages.adaptation import UNADAPTED, Doubt
-from memstore.model.passages.passage_choice import Chosen
+from memstore.model.passages.selector import Chosen
 
 TEXT = " ".join(f"The keeper of lighthouse {n} counts {n * 7} bells at night." for n in range(12))
 IDS = torch.tensor([[5, 17, 40, 8, 93]])

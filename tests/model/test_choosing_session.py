@@ -9,12 +9,14 @@ from memstore.store.retrieve.selector_index import SelectorIndex
 pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
-from memstore.model.passages.passage_choice import CapturingForward, Chosen, capture
 from memstore.model.passages.repositioned_attention import (
+    CapturingForward,
     RepositionedAttention,
+    capture,
     computed,
     read_prefix,
 )
+from memstore.model.passages.selector import Chosen
 from support.passage_reader import GONE, QUESTION, WINDOW, memory, reader_of
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 
@@ -182,12 +184,12 @@ def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(sep
         with reader.session(store, retrieve=False) as session:
             session.read(chosen)  # the separator is read with the question
             torch.testing.assert_close(session.feed(question), states, rtol=0, atol=1e-4)
-            assert session.held["local_tokens"] == len(question)
+            assert session.attention.local == len(question)
         with reader.session(store, retrieve=False) as session:
             session.feed(filler(9))
             session.read(chosen)  # behind a text that was read before: it moves up
             session.read([])
-            assert session.held["local_tokens"] == 9 and session.feed(question).isfinite().all()
+            assert session.attention.local == 9 and session.feed(question).isfinite().all()
 
 
 def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeypatch):
@@ -237,10 +239,10 @@ def test_a_chat_of_any_length_holds_a_window_and_chooses_from_the_documents(
     with memory(learned, tmp_path) as store, learned.session(store, retrieve=retrieve) as session:
         tell(session, FACT)
         session.feed(filler(5 * WINDOW))
-        assert session.held["local_tokens"] <= WINDOW
+        assert session.attention.local <= WINDOW
         long = f"{FACT} {learned.tokenizer.decode(filler(500))} {QUESTION} {QUESTION}"
         for question in (long, "What of the grey ladder of the quarry?"):
             assert session.ask(question, lambda: None).isfinite().all()
-            assert session.held["local_tokens"] <= WINDOW
+            assert session.attention.local <= WINDOW
         assert bool(session.chosen) is retrieve
         assert all(block.document > 0 for block in session.chosen)

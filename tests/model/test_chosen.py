@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.passage_choice import Candidates
-from memstore.model.passages.selector import Gate, Scored, spread
+from memstore.model.passages.selector import Candidates, Gate, Scored, spread
 
 SCOPE = [(7, 0, 6), (9, 2, 4)]  # candidates 0..5 and 6, 7
 SCORES = torch.tensor([0.1, 0.5, 0.1, 0.4, 0.1, 0.1, 0.38, 0.36])

@@ -23,9 +23,9 @@ from memstore.model.passages.adaptation import (
     read_made_for,
     save_selector,
 )
-from memstore.model.passages.passage_choice import Candidates
 from memstore.model.passages.selector import (
     GATE_BLOCKS,
+    Candidates,
     Captured,
     Gate,
     Learned,

@@ -27,8 +27,7 @@ pytest.importorskip("transformers")
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import passage_ingest
 from memstore.model.passages.adaptation import Adaptation
-from memstore.model.passages.passage_choice import Chosen
-from memstore.model.passages.selector import Selector
+from memstore.model.passages.selector import Chosen, Selector
 
 TEXT = " ".join(
     f"The {colour} {thing} of the {place} has the number {len(colour + thing) * len(place)}."

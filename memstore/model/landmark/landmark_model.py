@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,17 +18,18 @@ from safetensors.torch import load_file, save
 from memstore.decode import from_json
 from memstore.devices import usable_device
 from memstore.disk.files import replacement
+from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.model.answer import Ranking
 from memstore.model.landmark import SHIPPED_NAME
 from memstore.model.landmark.landmark_search import search_blocks
-from memstore.model.landmark.landmark_session import LandmarkSession, ingest
+from memstore.model.landmark.landmark_session import LandmarkSession, read_chunks
 from memstore.model.landmark.transformer import LandmarkReader, ModelConfig, Transformer
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import ModelAPI
 from memstore.model.session import OnRead, attached
-from memstore.model.source_text import Ingesting, Text
+from memstore.model.source_text import Ingesting, Text, ingest
 from memstore.model.tokenizer import Tokenizer
 from memstore.paths import expanded, read_file
 from memstore.store.memory_store import MemoryStore
@@ -187,7 +188,10 @@ class LandmarkModel(LandmarkReader, ModelAPI):
             raise InvalidInput(
                 "this model's blocks are computed one after the other, and kept: leave keep out"
             )
-        return ingest(self, self.lookup.changed(**lookup), store, text, mode=mode)
+        settings = self.lookup.changed(**lookup)
+        stored = IngestSettings(settings.chunk_blocks, settings.top_k, settings.cmt_cutoff)
+        read = partial(read_chunks, self, settings, store, text)
+        return ingest(store, text, stored, mode, read)
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
@@ -240,7 +244,6 @@ class LandmarkModel(LandmarkReader, ModelAPI):
         return session
 
     def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
-        """As ModelAPI.ranked."""
         ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
         return Ranking(search_blocks(self, store, scope, ids))
 

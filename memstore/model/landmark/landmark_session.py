@@ -2,14 +2,11 @@
 finished blocks become memory. Sessions that ask, and the ingest of documents.
 """
 
-import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from memstore.disk.format.document import IngestSettings
 from memstore.errors import BudgetExceeded
 from memstore.freed_memory import return_freed_memory
 from memstore.model.landmark.memory_attention import MemoryAttention
@@ -17,10 +14,9 @@ from memstore.model.landmark.open_chunk import FinishedBlocks, SessionBlocks
 from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import AskSession, OnRead, check_device
-from memstore.model.source_text import Ingesting, IngestProgress, Text, described
+from memstore.model.source_text import Text
 from memstore.model.tokenizer import Tokenizer
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter
 
 
@@ -61,11 +57,12 @@ class ChunkSession(AskSession):
         self.content = 0  # content tokens in the open chunk
         self.read_tokens = 0
 
-    @abstractmethod
     def keep(self, blocks: FinishedBlocks) -> None:
-        """Take a chunk's finished blocks into the session's own memory: the store must be able to
-        lease them from then on.
+        """Take a chunk's finished blocks into the session's own memory; of an ingest, its writer
+        does so.
         """
+
+    def close(self) -> None: ...
 
     @property
     def chunk_tokens(self) -> int:
@@ -92,9 +89,6 @@ class ChunkSession(AskSession):
 
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> Tensor:
-        """Read content tokens -> [n, hidden_size], row i being the state that predicts what follows
-        ids[i].
-        """
         reader = self.reader
         size = (0, reader.shape.hidden_size)
         states = [torch.zeros(size, dtype=reader.dtype, device=reader.device)]
@@ -164,15 +158,12 @@ class ChunkSession(AskSession):
         return (self.content + 1) % self.reader.shape.block_size != 0
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What ModelAdapter.hidden takes: the open chunk goes on, and attends to memory."""
         return self.attention.attend(layer_idx, q, k, v)
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
-        """A layer begins with these states [1, T, hidden_size]."""
         self.attention.enter(layer_idx, states)
 
     def end_token(self, token: int) -> None:
-        """The forward pass is done."""
         self.content += 1
         self.read_tokens += 1
         self.attention.chunk.advance(1)
@@ -220,7 +211,6 @@ class LandmarkSession(ChunkSession):
         scratch.trim(self.blocks.own_end + count - self.settings.top_k, only_recent)
 
     def close(self) -> None:
-        """Let the session's own blocks go; the documents stay."""
         self._scratch.close()
 
 
@@ -230,41 +220,31 @@ _FREED_EVERY = 1024  # tokens of an ingest after which freed memory goes back to
 # Ingest: a session whose own blocks are the document's
 
 
-def ingest(
+def read_chunks(
     reader: LandmarkReader,
     settings: LookupSettings,
     store: MemoryStore,
     text: Text,
-    *,
-    mode: Mode = "new",
-) -> Ingesting:
-    """Read a text into the store under text.name, chunk by chunk, resumable; the finished document
-    is returned (docs/appendix/method.md section 6).
-
-    A document already there with the same content is returned unchanged; an interrupted ingest is
-    resumed. Raises InvalidInput for a text that cannot be read, StorageFull.
+    writer: DocumentWriter,
+) -> Iterator[tuple[int, int]]:
+    """Read a text into a document chunk by chunk, from where its writer is; the characters before
+    and after each (docs/appendix/method.md section 6).
     """
-    text.check()
-    stored = IngestSettings(settings.chunk_blocks, settings.top_k, settings.cmt_cutoff)
-    writer = store.write_document(
-        text.name, source_hash=text.digest, settings=stored, mode=mode, metadata=text.metadata
-    )
-    if writer is None:
-        return described(store, text)
-    with writer:
-        began, first = time.perf_counter(), None
-        session = DocumentSession(reader, settings, store, writer)
-        tokenizer, resumed, total = reader.tokenizer, writer.tokens, text.characters
-        for ids, before in _chunks(tokenizer, text.content, resumed, session.chunk_tokens):
-            first = before if first is None else first
-            session.chunk(ids, before)
-            if writer.tokens % _FREED_EVERY < len(ids):
-                return_freed_memory()
-            characters = before + tokenizer.characters(ids)
-            seconds = time.perf_counter() - began
-            left = seconds * (total - characters) / max(1, characters - first)
-            yield IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
-        return writer.finish()
+    blocks = SessionBlocks(own_document=writer.document.id, own_end=writer.blocks)
+    session = ChunkSession(reader, settings, store, blocks, retrieve=False)
+    if writer.blocks:
+        for layer in range(reader.shape.num_layers):
+            landmarks = writer.recent_landmarks(layer, settings.top_k)
+            session.attention.chunk.remember(layer, landmarks)
+        session.attention.start_chunk()
+    tokenizer = reader.tokenizer
+    for ids, before in _chunks(tokenizer, text.content, writer.tokens, session.chunk_tokens):
+        session.feed(ids)
+        last = session.close_block() or None  # a shorter last chunk is closed by a landmark
+        writer.add_chunk(ids, before, session.end_chunk(), length_of_last=last)
+        if writer.tokens % _FREED_EVERY < len(ids):
+            return_freed_memory()
+        yield before, before + tokenizer.characters(ids)
 
 
 def _chunks(
@@ -286,40 +266,3 @@ def _chunks(
             before += tokenizer.characters(chunk)
     if pending:
         yield pending, before
-
-
-class DocumentSession(ChunkSession):
-    """A session whose own blocks are the document's, committed by the writer at chunk ends."""
-
-    def __init__(
-        self,
-        reader: LandmarkReader,
-        settings: LookupSettings,
-        store: MemoryStore,
-        writer: DocumentWriter,
-    ) -> None:
-        blocks = SessionBlocks(own_document=writer.document.id, own_end=writer.blocks)
-        super().__init__(reader, settings, store, blocks, retrieve=False)
-        self._writer = writer
-        self._chunk: tuple[list[int], int] = [], 0
-        self._last_length: int | None = None
-        if writer.blocks:
-            for layer in range(reader.shape.num_layers):
-                landmarks = writer.recent_landmarks(layer, settings.top_k)
-                self.attention.chunk.remember(layer, landmarks)
-            self.attention.start_chunk()
-
-    def chunk(self, ids: list[int], characters: int) -> None:
-        """Read and stage a chunk, before which the document has so many characters; a shorter last
-        one is closed by a landmark.
-        """
-        self._chunk = ids, characters
-        self.feed(ids)
-        self._last_length = self.close_block() or None
-        self.end_chunk()
-
-    def keep(self, blocks: FinishedBlocks) -> None:
-        self._writer.add_chunk(*self._chunk, blocks, length_of_last=self._last_length)
-
-    def close(self) -> None:
-        """Nothing is held: the writer has the blocks."""

@@ -82,13 +82,9 @@ class MemoryAttention:
         return self.lookup.candidates.locate(candidate)
 
     def _candidates(self, settings: LookupSettings) -> Candidates:
+        fixed = self.shape.old_block_distance is not None
         return Candidates(
-            self.blocks,
-            top_k=settings.top_k,
-            fixed=self.shape.old_block_distance is not None,
-            recency=settings.recency,
-            dtype=self._exact,
-            device=self._device,
+            self.blocks, settings, fixed=fixed, dtype=self._exact, device=self._device
         )
 
     def start_chunk(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from memstore.model.adapter import Shape
+from memstore.model.lookup_settings import LookupSettings
 from memstore.model.rotary import Rope
 
 Run = tuple[int, int, int]
@@ -101,13 +102,13 @@ class Candidates:
     def __init__(
         self,
         blocks: SessionBlocks,
+        settings: LookupSettings,
         *,
-        top_k: int,
         fixed: bool,
-        recency: float,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        top_k, recency = settings.top_k, settings.recency
         self.prefix = Prefix.of(blocks.count, blocks.own, top_k, fixed)
         self.documents = blocks.attached
         self.old = blocks.runs(self.prefix.old)

@@ -4,7 +4,7 @@ selector, and how scores are read. A file holds what was learned or calibrated.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -182,7 +182,13 @@ def load_selector(path: Path, model: MadeFor) -> Adaptation:
     Raises InvalidWeights for a file that is none, was altered or is another model's.
     """
     header, tensors = _read(path)
-    _check_model(path, header.made_for, model)
+    for name, wanted in asdict(header.made_for).items():
+        found = getattr(model, name)
+        if wanted != found and not (name == "weights" and "" in (wanted, found)):
+            raise InvalidWeights(
+                f"the selector {path} was made for another model ({name} {wanted}, here {found}); "
+                "make one for this model with `memstore adapt`"
+            )
     learned = None if header.layer is None else _learned(path, header.layer, tensors, model)
     return Adaptation(
         Selector(learned, header.word_weight),
@@ -211,28 +217,14 @@ def _read(path: Path) -> tuple[_Header, dict[str, Tensor]]:
     return header, tensors
 
 
-def _check_model(path: Path, made_for: MadeFor, model: MadeFor) -> None:
-    for name, wanted in asdict(made_for).items():
-        found = getattr(model, name)
-        if wanted != found and not (name == "weights" and "" in (wanted, found)):
-            raise InvalidWeights(
-                f"the selector {path} was made for another model ({name} {wanted}, here {found}); "
-                "make one for this model with `memstore adapt`"
-            )
-
-
 def _learned(path: Path, layer: int, tensors: Mapping[str, Tensor], model: MadeFor) -> Learned:
-    expected: dict[str, Callable[[Tensor], bool]] = {
-        name: lambda tensor: tuple(tensor.shape) == (model.hidden_size,)
-        for name in Projection.__dataclass_fields__
-    }
-    expected["idf"] = lambda tensor: tuple(tensor.shape) == (model.vocabulary,)
-    expected["projection"] = lambda tensor: (
-        tensor.dim() == 2 and tensor.shape[0] == model.hidden_size and tensor.shape[1] > 0
-    )
-    for name, fits_model in expected.items():
+    projection, expected = tensors.get("projection"), dict[str, tuple[int, ...]]()
+    width = 0 if projection is None or projection.dim() < 2 else projection.shape[1]
+    expected |= dict.fromkeys(Projection.__dataclass_fields__, (model.hidden_size,))
+    expected |= {"idf": (model.vocabulary,), "projection": (model.hidden_size, max(1, width))}
+    for name, size in expected.items():
         tensor = tensors.get(name)
-        if tensor is None or not fits_model(tensor) or not tensor.isfinite().all():
+        if tensor is None or tuple(tensor.shape) != size or not tensor.isfinite().all():
             raise InvalidWeights(
                 f"the selector {path} is damaged ({name}); make it again with `memstore adapt`"
             )

@@ -17,10 +17,9 @@ from memstore.errors import (
     MissingBlock,
     StoreUnavailable,
 )
-from memstore.model.passages.passage_choice import Chosen
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import KeysValues, PassageModel
-from memstore.model.session import ReadUnit
+from memstore.model.passages.selector import Chosen
 from memstore.store.memory_store import MemoryStore
 
 
@@ -45,10 +44,11 @@ class Fetched:
         self.lengths = [len(one.keys) for one in taken]
         self.tiers = [one.tier for one in taken]
         self._shape, self._device = reader.shape, reader.device
-        self._parts = [
-            (rows, torch.cat([one.keys for one in some]), torch.cat([one.values for one in some]))
-            for rows, some in _runs(taken)
-        ]
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # of those in the same rows, at once
+        for _, run in groupby(taken, key=lambda one: one.rows.data_ptr()):
+            some = list(run)
+            keys, values = (torch.cat(both) for both in zip(*((x.keys, x.values) for x in some)))
+            self._parts.append((some[0].rows, keys, values))
 
     def layer(self, layer_idx: int) -> KeysValues:
         """Keys and values [Hkv, T, D] of the tokens of all in a layer; of none in one without
@@ -66,16 +66,6 @@ class Fetched:
         none = torch.zeros(heads[0], 0, heads[1], dtype=shape.kv_dtype, device=self._device)
         k, v = (half[0] if len(half) == 1 else torch.cat([none, *half], 1) for half in halves)
         return k, v
-
-    def append_computed(self, tokens: int) -> None:
-        """After them comes a passage of so many tokens, computed with what is read next."""
-        self.lengths.append(tokens)
-        self.tiers.append("computed")
-
-    def units(self, passages: Sequence[Chosen], layer: int) -> list[ReadUnit]:
-        """These passages as what is read, from their first layer on."""
-        both = zip(passages, self.tiers)
-        return [ReadUnit(layer, 0, one.document, one.block, tier) for one, tier in both]
 
 
 class PassageFetch:
@@ -97,9 +87,25 @@ class PassageFetch:
             yield Fetched(self._reader, [one for one in found if one is not None])
 
     def _take(self, passages: Sequence[Chosen], compute: bool) -> list[_Taken | None]:
-        """As `fetch`."""
+        """As `fetch`. Of passages that cannot be had the tokens have to be here."""
         places = self._store.retrieval.stored_at([(one.document, one.block) for one in passages])
-        found, damaged, away = self._there(passages, places)
+        away = 0
+        while True:
+            try:
+                found, damaged = self._leased(places)
+                break
+            except BlocksUnavailable as error:
+                gone = {(number, block) for number, _, block, _ in error.units}
+                lost = [one for one, place in zip(passages, places) if place in gone]
+                try:
+                    for one in lost:
+                        self.ids(one)
+                except StoreUnavailable:
+                    raise error from None
+                if not lost:
+                    raise
+                places = [None if place in gone else place for place in places]
+                away += len(lost)
         missing = [at for at, one in enumerate(found) if one is None]
         if missing:
             self._store.retrieval.count_computed(len(missing), damaged=damaged, away=away)
@@ -122,28 +128,6 @@ class PassageFetch:
             keys = torch.arange(len(made.k))
             found[at] = _Taken(torch.cat((k, v)), keys, keys + len(keys), "computed")
             began = time.perf_counter()
-
-    def _there(
-        self, passages: Sequence[Chosen], places: Sequence[tuple[int, int] | None]
-    ) -> tuple[list[_Taken | None], int, int]:
-        """As _leased; and how many passages could not be had, of which the tokens are here. Raises
-        BlocksUnavailable where those are not, either.
-        """
-        try:
-            return *self._leased(places), 0
-        except BlocksUnavailable as error:
-            gone = {(number, block) for number, _, block, _ in error.units}
-            left = [None if place in gone else place for place in places]
-            away = [one for one, place in zip(passages, places) if place in gone]
-            try:
-                for one in away:
-                    self.ids(one)
-            except StoreUnavailable:
-                raise error from None
-            if not away:
-                raise
-        found, damaged, more = self._there(passages, left)
-        return found, damaged, len(away) + more
 
     def _leased(self, places: Sequence[tuple[int, int] | None]) -> tuple[list[_Taken | None], int]:
         """What the memory holds of passages; None of those that it does not, and how many of these
@@ -197,10 +181,3 @@ class PassageFetch:
         except (CorruptMemory, StoreUnavailable):  # reported if the passage is chosen
             return document, block
         return passage.ids.tobytes()
-
-
-def _runs(taken: Sequence[_Taken]) -> Iterator[tuple[Tensor, list[_Taken]]]:
-    """Passages that follow one another in the same rows."""
-    for _, some in groupby(taken, key=lambda one: one.rows.data_ptr()):
-        run = list(some)
-        yield run[0].rows, run

@@ -9,7 +9,6 @@ long stretch are on every way (anchors), so that nothing depends on more text th
 of them.
 """
 
-import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice, pairwise, tee
 from typing import NamedTuple
@@ -20,16 +19,13 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from memstore.disk.format.citations import PAGE, Place, Places
-from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
 from memstore.model.passages.passage_encoding import Encoded, encode
 from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.model.sentences import Level, Unit, divide, split
-from memstore.model.source_text import Ingesting, IngestProgress, Text, described
+from memstore.model.source_text import Text
 from memstore.model.tokenizer import TokenText
-from memstore.store.memory_store import MemoryStore
-from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter, Known
 
 _LONG = 64  # characters for each token that may be there: such a part is not counted
@@ -299,53 +295,37 @@ _LOOKED_UP = 64  # passages that are looked up together
 _TITLE = 100  # characters; a longer first line is no title
 
 
-def ingest_passages(
-    reader: PassageModel, store: MemoryStore, text: Text, *, mode: Mode = "new", keep: Keep
-) -> Ingesting:
-    """Read a text into the store under text.name, passage by passage; the finished document is
-    returned. keep: keys and values of its passages, or their text alone, of which a question
-    computes those that it needs. Raises InvalidInput for a text that cannot be read, StorageFull.
-
-    A document already there with the same content is returned unchanged; an interrupted ingest
-    continues after the passages that are stored.
+def read_passages(
+    reader: PassageModel, text: Text, keep: Keep, writer: DocumentWriter
+) -> Iterator[tuple[int, int]]:
+    """Read a text into a document passage by passage, from where its writer is; the characters
+    before and after some. keep: keys and values of its passages, or their text alone, of which a
+    question computes those that it needs.
     """
-    text.check()
-    settings = IngestSettings(passage_tokens=reader.passage_tokens)
-    writer = store.write_document(
-        text.name, source_hash=text.digest, settings=settings, mode=mode, metadata=text.metadata
-    )
-    if writer is None:
-        return described(store, text)
-    with writer:
-        began, resumed = time.perf_counter(), writer.tokens
-        first, total = writer.characters, text.characters
-        passages = passages_of(reader, [text.content], text.places)
-        coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
-        missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
-        layers = reader.selector.captures.layers if keep == "text" else None
-        computed = encode(reader, missing, layers=layers)
-        title, places = _title(text), Places(text.places)
-        batches = iter(lambda: list(islice(coming, _AT_ONCE)), [])
-        for number, pairs in enumerate(batches):
-            some = [one for one, _ in pairs]
-            new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
-            found = list(islice(computed, len(new)))
-            texts = [reader.tokenizer.decode(one.ids.tolist()) for one in some]
-            above = ["\n".join((title, *places.headings(one.start))) for one in some]
-            writer.add_passages(
-                some,
-                [one.stored for one in found] if keep == "kv" else [],
-                given=new if keep == "kv" else [],
-                landmarks=_landmarks(reader, pairs, new, found),
-                words=reader.selector.words(list(map("\n".join, zip(texts, above)))),
-            )
-            if number % _FREED_EVERY == 0:
-                return_freed_memory()
-            seconds = time.perf_counter() - began
-            done = pairs[-1][0].end
-            left = seconds * (total - done) / max(1, done - first)
-            yield IngestProgress(done, total, writer.tokens, resumed, seconds, left)
-        return writer.finish()
+    first = writer.characters
+    passages = passages_of(reader, [text.content], text.places)
+    coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
+    missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
+    layers = reader.selector.captures.layers if keep == "text" else None
+    computed = encode(reader, missing, layers=layers)
+    title, places = _title(text), Places(text.places)
+    batches = iter(lambda: list(islice(coming, _AT_ONCE)), [])
+    for number, pairs in enumerate(batches):
+        some = [one for one, _ in pairs]
+        new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
+        found = list(islice(computed, len(new)))
+        texts = [reader.tokenizer.decode(one.ids.tolist()) for one in some]
+        above = ["\n".join((title, *places.headings(one.start))) for one in some]
+        writer.add_passages(
+            some,
+            [one.stored for one in found] if keep == "kv" else [],
+            given=new if keep == "kv" else [],
+            landmarks=_landmarks(reader, pairs, new, found),
+            words=reader.selector.words(list(map("\n".join, zip(texts, above)))),
+        )
+        if number % _FREED_EVERY == 0:
+            return_freed_memory()
+        yield some[0].start, some[-1].end
 
 
 def _title(text: Text) -> str:

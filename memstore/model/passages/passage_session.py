@@ -10,35 +10,40 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.text_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
+from memstore.index.block_rows import Scope
+from memstore.index.word_index import split_words
 from memstore.model.answer import Found, Ranking
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
 from memstore.model.model_api import ModelAPI
 from memstore.model.passages.adaptation import Evidence, Refusal
-from memstore.model.passages.passage_choice import (
-    STEP,
-    Candidates,
-    Chosen,
-    DialogueBuffer,
-    capture,
-    pieces,
-    spelled_as_held,
-)
 from memstore.model.passages.passage_fetch import Fetched, PassageFetch
-from memstore.model.passages.passage_ingest import ingest_passages
+from memstore.model.passages.passage_ingest import read_passages
 from memstore.model.passages.repositioned_attention import (
+    STEP,
+    DialogueBuffer,
     PassageModel,
     RepositionedAttention,
     StepMasses,
+    capture,
     computed,
+    pieces,
 )
-from memstore.model.passages.selector import Query, Scored, confidence, score_blocks
+from memstore.model.passages.selector import (
+    Candidates,
+    Chosen,
+    Query,
+    Scored,
+    confidence,
+    score_blocks,
+)
 from memstore.model.passages.step_graph import StepGraph
-from memstore.model.questions import asks, leans, query_of, resolved
-from memstore.model.session import AskSession, Lookups, OnRead, attached, check_device
-from memstore.model.source_text import Ingesting, Text
+from memstore.model.questions import asks, leans, query_of, resolved, spelled
+from memstore.model.session import AskSession, Lookups, OnRead, ReadUnit, attached, check_device
+from memstore.model.source_text import Ingesting, Text, ingest
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 
@@ -92,8 +97,8 @@ class PassageSession(AskSession):
 
     def _begin(self) -> None:
         """Attend to the prefix alone."""
-        self._attention = RepositionedAttention(self.reader, observe=self._told, adapt=self.adapt)
-        self._graph = StepGraph(self.reader, self._attention)
+        self.attention = RepositionedAttention(self.reader, observe=self._told, adapt=self.adapt)
+        self._graph = StepGraph(self.reader, self.attention)
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
         """As AskSession.attach; passages that are read now stay until others are."""
@@ -102,10 +107,6 @@ class PassageSession(AskSession):
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
-        """Read a question as the next turn; the state [hidden_size] that its answer begins with.
-
-        answering: called before the step whose last row predicts the answer's first token.
-        """
         ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
         judged: Refusal | None = None
         if self._retrieve and self._scope:
@@ -138,7 +139,6 @@ class PassageSession(AskSession):
 
     @torch.no_grad()
     def unread(self) -> Tensor | None:
-        """As AskSession.unread."""
         if not self.chosen:
             return None
         self.first_logits = None
@@ -157,7 +157,6 @@ class PassageSession(AskSession):
         self.choose(query, ids, words, before if leans(query) else "")
 
     def tell(self, question: str, answer: str) -> int:
-        """As AskSession.tell."""
         if asks(question):
             self._asked = resolved(query_of(question), self._asked)
         ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
@@ -167,10 +166,7 @@ class PassageSession(AskSession):
 
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> Tensor:
-        """Read tokens -> [n, hidden_size], row i being the state that predicts what follows
-        ids[i].
-        """
-        shape, attention = self.reader.shape, self._attention
+        shape, attention = self.reader.shape, self.attention
         none = torch.zeros(0, shape.hidden_size, dtype=self.reader.dtype, device=self.reader.device)
         states = [none]
         self.read_tokens += len(ids)
@@ -186,26 +182,25 @@ class PassageSession(AskSession):
         """
         before, self._behind = self._behind, []
         given = torch.tensor([[*before, *ids]], device=self.reader.device)
-        self._attention.begin()
-        self._attention.computed = len(before)
+        self.attention.begin()
+        self.attention.computed = len(before)
         try:
             return self.reader.hidden(given, self.attend, adapt=self.adapt)[0, len(before) :]
         finally:
-            self._attention.computed = 0
+            self.attention.computed = 0
 
     def _make_room(self, coming: int) -> None:
         """Forget the oldest tokens of the local text where so many more would be too many."""
-        held, most = self._attention.local, self.settings.local_tokens
+        held, most = self.attention.local, self.settings.local_tokens
         over = held + coming - most
         if over <= 0 or not held:
             return
         leaving = min(held, max(over, STEP))
-        self._attention.let_go(leaving)
+        self.attention.let_go(leaving)
         self._local.let_go(leaving)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What ModelAdapter.hidden takes: the local text goes on, and attends to what is read."""
-        return self._attention.attend(layer_idx, q, k, v)
+        return self.attention.attend(layer_idx, q, k, v)
 
     def ends_turn(self, token: int) -> bool:
         return self.reader.ends_turn(token)
@@ -224,7 +219,6 @@ class PassageSession(AskSession):
         """A layer begins: nothing is done ahead."""
 
     def end_token(self, token: int) -> None:
-        """The forward pass is done."""
         self._local.extend([token])
         self.read_tokens += 1
 
@@ -278,60 +272,78 @@ class PassageSession(AskSession):
         # a passage that is not stored is computed as it would be stored. Without an adapter it is
         # read as text instead: a stock model reads independently encoded passages less well
         with self._passages.fetch(passages, compute=reader.adapted_passages) as fetched:
-            behind: list[int] = []
-            for one in passages[len(fetched.lengths) :]:
-                ids = self._passages.ids(one)
-                behind += ids
-                fetched.append_computed(len(ids))
+            computed_now = [self._passages.ids(one) for one in passages[len(fetched.lengths) :]]
+            tiers = [*fetched.tiers, *["computed"] * len(computed_now)]
+            behind = [token for ids in computed_now for token in ids]
             if passages:
                 behind += reader.separator_ids
             adapt, again = bool(passages) and reader.adapted_turns, list[int]()
             if adapt is not self.adapt:
                 self.adapt, again = adapt, self._local.ids
                 self._begin()
-            self._attention.parts = fetched.lengths
+            self.attention.parts = [*fetched.lengths, *map(len, computed_now)]
             for layer in range(reader.shape.num_layers):
-                self._attention.remember(layer, *fetched.layer(layer))
+                self.attention.remember(layer, *fetched.layer(layer))
             self.chosen, self._behind = list(passages), behind
             if self._told is not None:
-                self._told.units = fetched.units(passages, reader.shape.memory_layers[0])
-            if self._attention.local and behind and not again:
+                first = reader.shape.memory_layers[0]
+                self._told.units = [
+                    ReadUnit(first, 0, one.document, one.block, tier)
+                    for one, tier in zip(passages, tiers)
+                ]
+            if self.attention.local and behind and not again:
                 self._insert(behind, fetched)
         return self._compute(again) if again else None
 
     def _insert(self, behind: Sequence[int], fetched: Fetched) -> None:
         """Compute these tokens between stored passages and the local text that is there."""
         self._behind = []
-        context = replace(self._attention, layers={}, observe=None)
+        context = replace(self.attention, layers={}, observe=None)
         layers = range(self.reader.shape.num_layers)
         for layer in layers:
             context.remember(layer, *fetched.layer(layer))
         for layer, more in zip(layers, computed(context, behind)):
             halves = zip(fetched.layer(layer), more)
             k, v = (torch.cat((half.to(new), new), 1) for half, new in halves)
-            self._attention.remember(layer, k, v)
+            self.attention.remember(layer, k, v)
 
     @property
     def closest(self) -> list[tuple[int, int, float]]:
-        """As AskSession.closest."""
         if self.answered or self.candidates is None:
             return []
         return [(one.document, one.block, one.score) for one in self.candidates.distinct(_CLOSEST)]
 
     @property
     def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-        """As AskSession.same."""
         return {(one.document, one.block): one.same for one in self.chosen if one.same}
 
-    @property
-    def held(self) -> dict[str, int]:
-        """How much is held of the session's own text: "local_tokens"."""
-        return {"local_tokens": self._attention.local}
-
     def close(self) -> None:
-        """Let go of what is read; the documents stay."""
         self.chosen, self.candidates, self._behind = [], None, []
         self._begin()
+
+
+# Passages of a scope whose words are looked up by the hundred. Larger scopes are searched by lists,
+# so that their words need not be read.
+_MOST_SPELLED = 1 << 14
+
+
+def spelled_as_held(reader: PassageModel, store: MemoryStore, scope: Scope, question: str) -> str:
+    """A question with misspelt words as passages of the scope spell them: see `spelled`. A word
+    that is one token of the model is not misspelt. Unchanged for large scopes, and for selectors
+    without words.
+    """
+    index = store.retrieval.selected
+    if index is None or sum(end - first for _, first, end in scope) > _MOST_SPELLED:
+        return question
+
+    def is_common(word: str) -> bool:
+        return len(reader.tokenizer.encode(f" {word}")) == 1
+
+    def holding(words: Sequence[str]) -> Sequence[int]:
+        counts = index.holding([split_words(word)[0] for word in words], scope)
+        return [1] * len(words) if counts is None else counts  # not known: nothing is changed
+
+    return spelled(question, is_common, holding)
 
 
 # The API
@@ -368,7 +380,8 @@ class PassageAPI(ModelAPI, PassageModel):
         self._check(store)
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
             raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
-        return ingest_passages(self, store, text, mode=mode, keep=keep)
+        settings = IngestSettings(passage_tokens=self.passage_tokens)
+        return ingest(store, text, settings, mode, partial(read_passages, self, text, keep))
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
@@ -402,7 +415,6 @@ class PassageAPI(ModelAPI, PassageModel):
         on_read: OnRead | None = None,
         **lookup: Any,
     ) -> PassageSession:
-        """As ModelAPI.session."""
         self._check(store)
         there = attached(store, documents, retrieve=retrieve)
         settings = self.lookup.changed(**lookup)

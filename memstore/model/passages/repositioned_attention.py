@@ -1,10 +1,12 @@
 """A passage model, and its attention at the positions of a prompt: the prefix, what is read of a
-memory, and the local text, one after the other, under one ordinary softmax.
+memory, and the local text, one after the other, under one ordinary softmax; and what its selector
+sees of a text that is read without memory.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,7 +16,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from memstore.model.adapter import AttentionSpec, ModelAdapter
 from memstore.model.passages.adaptation import Refusal
-from memstore.model.passages.selector import Gate, Selector
+from memstore.model.passages.selector import Captured, Gate, Selector
 from memstore.model.rotary import Positions
 from memstore.model.session import OnRead, ReadUnit, StepReads
 
@@ -362,3 +364,96 @@ class StepMasses:
             self._sum = self._sum + of_layer
         if layer_idx == self._layers[-1]:
             self._on_read(StepReads(self.units, self._sum.cpu().numpy()))
+
+
+STEP = 256  # tokens of a longer text that are read at once
+
+# What the selector sees of a question: its states behind the local turns, without memory
+
+
+class CapturingForward:
+    """A text behind the reader's prefix that is read on, token by token; of what was read long ago
+    no more is held than `most` tokens.
+    """
+
+    def __init__(self, reader: PassageModel, most: int) -> None:
+        self._reader, self._most = reader, most
+        self._attention = RepositionedAttention(reader, adapt=reader.adapted_turns)
+
+    @torch.no_grad()
+    def read(self, ids: Sequence[int]) -> Captured:
+        """Read tokens; what they show."""
+        attention, captures, parts = self._attention, self._reader.selector.captures, []
+        if not captures.layers or not ids:
+            return Captured(list(ids))
+        for piece in pieces(ids, attention.local, self._most):
+            held = attention.local
+            attention.let_go(min(held, max(0, held + len(piece) - self._most)))
+            captured = Captured(list(piece))
+            enter = partial(captured.keep_states, captures)
+            given = torch.tensor([captured.ids], device=self._reader.device)
+            attention.begin()
+            states = self._reader.hidden(
+                given, attention.attend, layers=captures.layers, enter=enter, adapt=attention.adapt
+            )
+            enter(captures.layers, states)
+            parts.append(captured)
+        return Captured.joined(parts)
+
+    def fork(self) -> "CapturingForward":
+        """Another forward pass, that has read the same."""
+        other = CapturingForward(self._reader, self._most)
+        other._attention = self._attention.fork()
+        return other
+
+
+def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
+    """Ids that follow `held` tokens, as they are read where `most` are held: at once where nothing
+    has to leave.
+    """
+    if held + len(ids) <= most:
+        return [ids]
+    step = min(STEP, most)
+    return [ids[at : at + step] for at in range(0, len(ids), step)]
+
+
+def capture(reader: PassageModel, ids: Sequence[int]) -> Captured:
+    """What the reader's selector needs to see of ids that stand behind the prefix."""
+    return CapturingForward(reader, len(ids)).read(ids)
+
+
+class DialogueBuffer:
+    """Ids behind the prefix; the selector reads them without memory when that is first needed,
+    every token once.
+    """
+
+    def __init__(self, reader: PassageModel, most: int) -> None:
+        """most: tokens that are held at most."""
+        self.ids: list[int] = []  # that have not left, oldest first
+        self.tokens = 0  # read so far, with those that left
+        self._forward = CapturingForward(reader, most)
+        self._seen = 0  # of `ids`, how many that has read
+        self._ahead: tuple[list[int], CapturingForward] | None = None
+
+    def look_ahead(self, ids: Sequence[int], words: range) -> Captured:
+        """What the words of a turn show that is about to be read."""
+        if self._seen < len(self.ids):
+            self._forward.read(self.ids[self._seen :])
+            self._seen = len(self.ids)
+        forward = self._forward.fork()
+        shown = forward.read(ids)
+        self._ahead = list(ids), forward
+        return shown.part(words)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """These ids are read."""
+        ahead, self._ahead = self._ahead, None
+        self.ids.extend(ids)
+        self.tokens += len(ids)
+        if ahead is not None and ahead[0] == list(ids):
+            self._forward, self._seen = ahead[1], len(self.ids)
+
+    def let_go(self, tokens: int) -> None:
+        """Forget the oldest tokens."""
+        self.ids = self.ids[tokens:]
+        self._seen = max(0, self._seen - tokens)

@@ -7,7 +7,6 @@ position that stands in a tensor, and attends to all the room that there is, mas
 
 import logging
 import threading
-from dataclasses import dataclass, field
 from weakref import WeakSet, ref
 
 import torch
@@ -98,7 +97,11 @@ class RecordedStep:
         self._at, self._local = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
         self._next = -1  # what stands in _at; -1 where nobody knows
         self._grid = torch.arange(self._rows, device=device)
-        self._pass = _Pass(Positions(self._at, 0))
+        # what the layers of a pass share, or leave behind: positions; what the row sees, by window;
+        # and masses [H, parts], by layer
+        self._positions = Positions(self._at, self._rows)
+        self._seen: dict[int | None, Tensor] = {}
+        self._masses: dict[int, Tensor] = {}
         self._state = torch.empty(0)
 
     def fits(self) -> bool:
@@ -144,11 +147,11 @@ class RecordedStep:
         for layer in context.layers.values():
             layer.length += 1
         if context.observe is not None:
-            for layer_idx, masses in self._pass.masses.items():
+            for layer_idx, masses in self._masses.items():
                 context.observe(layer_idx, masses)
 
     def _run(self) -> None:
-        self._pass = _Pass(Positions(self._at, self._rows))
+        self._positions, self._seen, self._masses = Positions(self._at, self._rows), {}, {}
         self._state = self._reader.hidden(
             self._ids, self._attend, quantized=True, adapt=self._context.adapt
         )[0, -1]
@@ -173,7 +176,7 @@ class RecordedStep:
         """As RepositionedAttention.attend, of one row, at a position that nobody looks at."""
         context, layer, dim = self._context, self._context.layers[layer_idx], q.shape[3]
         layer.plain.index_copy_(2, self._local, k)
-        turned = self._reader.rotate(layer_idx, torch.cat((q, k), 1), self._pass.positions)
+        turned = self._reader.rotate(layer_idx, torch.cat((q, k), 1), self._positions)
         wider = layer.k.shape[3] - dim
         if wider:
             turned, v = pad(turned, (0, wider)), pad(v, (0, wider))
@@ -182,30 +185,21 @@ class RecordedStep:
         layer.v.index_copy_(2, self._at, v)
         spec, room = self._reader.forms[layer_idx], self._rows
         output = attention(
-            q, layer.k[:, :, :room], layer.v[:, :, :room], spec, self._seen(spec.window)
+            q, layer.k[:, :, :room], layer.v[:, :, :room], spec, self._mask(spec.window)
         )
         if not wider:
             return output
-        self._pass.masses[layer_idx] = output[0, :, -1, dim : dim + len(context.parts)]
+        self._masses[layer_idx] = output[0, :, -1, dim : dim + len(context.parts)]
         return output[..., :dim]
 
-    def _seen(self, window: int | None) -> Tensor:
+    def _mask(self, window: int | None) -> Tensor:
         """bool [1, room]: what the row sees."""
-        if window not in self._pass.seen:
+        if window not in self._seen:
             seen = self._grid <= self._at
             if window is not None:
                 seen &= self._grid > self._at - window
-            self._pass.seen[window] = seen[None]
-        return self._pass.seen[window]
-
-
-@dataclass
-class _Pass:
-    """What the layers of one pass share, or leave behind."""
-
-    positions: Positions
-    seen: dict[int | None, Tensor] = field(default_factory=dict)  # by window
-    masses: dict[int, Tensor] = field(default_factory=dict)  # by layer, [H, parts]
+            self._seen[window] = seen[None]
+        return self._seen[window]
 
 
 _recording = threading.local()
