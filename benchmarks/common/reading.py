@@ -75,7 +75,7 @@ class Reading(Closing):
         attention.chunk.length = session.content = 0  # the open chunk begins again
         attention.start_chunk()
         if cmt_cutoff is not None:
-            attention.lookup.settings = replace(attention.lookup.settings, cmt_cutoff=cmt_cutoff)
+            attention.settings = replace(attention.settings, cmt_cutoff=cmt_cutoff)
         attention.lookups = type(attention.lookups)()
         return self.model.score(session, targets.tolist()), session
 

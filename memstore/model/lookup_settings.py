@@ -131,10 +131,5 @@ class AnswerSettings(_Settings):
     from_memory: bool = True
     on_text: Callable[[str], None] | None = None  # told the text piece by piece, as it comes
 
-    def tell(self, text: str) -> None:
-        """A piece of the answer has come."""
-        if self.on_text is not None:
-            self.on_text(text)
-
 
 ANSWER_SETTINGS = tuple(field.name for field in fields(AnswerSettings))

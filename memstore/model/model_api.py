@@ -258,12 +258,13 @@ class Chat:
             piece = said.add(token)
             if said.ended:
                 tokens.stop()
-            if piece:
-                chosen.tell(piece)
+            if piece and chosen.on_text:
+                chosen.on_text(piece)
             yield piece
         self.continuation = None
         if rest := said.rest():
-            chosen.tell(rest)
+            if chosen.on_text:
+                chosen.on_text(rest)
             yield rest
         cut = tokens.stopped or len(said.tokens) == chosen.max_new_tokens
         return Answer(
@@ -331,7 +332,6 @@ class Detokenizer:
         self._tokenizer, self._stop, self._sentence = tokenizer, stop, sentence
         self.tokens: list[int] = []
         self.ended = False  # by a stop text, or by the end of a sentence
-        self.cut = False  # a stop text was generated, which is no part of the answer
         self._text = ""  # of all tokens, up to a stop text, without the space before it
         self._sent = 0
 
@@ -347,7 +347,7 @@ class Detokenizer:
         self._text = self._tokenizer.decode(self.tokens).lstrip()
         found = [at for stop in self._stop if (at := self._text.find(stop)) >= 0]
         if found:
-            self._text, self.ended, self.cut = self._text[: min(found)], True, True
+            self._text, self.ended = self._text[: min(found)], True
             return self.rest()
         if self._sentence and self.text and ends_sentence(self._tokenizer.decode([token])):
             self.ended = True
@@ -387,9 +387,5 @@ def _best_of_each(found: Iterable[Found], by: str) -> Iterator[Found]:
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     """LookupSettings, and AnswerSettings."""
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if unknown := sorted(given.keys() - AskOptions.__annotations__.keys()):
-        known = ", ".join(AskOptions.__annotations__)
-        raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {known}")
-    answering = {name: given.pop(name) for name in ANSWER_SETTINGS if name in given}
-    return given, answering
+    lookup: dict[str, Any] = {**options}
+    return lookup, {name: lookup.pop(name) for name in ANSWER_SETTINGS if name in lookup}

@@ -19,6 +19,11 @@ def _any(phrases: str) -> str:
     return "(?:" + "|".join(sorted(filter(None, found), key=len, reverse=True)) + ")"
 
 
+def _word(phrases: str) -> re.Pattern[str]:
+    """The same as whole words, wherever they stand."""
+    return re.compile(rf"\b{_any(phrases)}\b", re.I)
+
+
 # Around a question: code, quoted lines, a greeting
 
 _QUOTED = re.compile(
@@ -111,32 +116,21 @@ _REQUESTS = _any(r"""
 """)
 _ASKS = re.compile(rf"(?:(?:and|but|so|also) )*{_PLEASE}{_REQUESTS}\b", re.I)
 _QUESTION_MARK = re.compile(r"[?\u037e\u061f\uff1f][\"'\u2019\u201d\u00bb)\]*_\s!?]*$")
-_REFERRING = _any("""
+_REFERS = _word("""
     it, its, they, them, their, he, she, him, his, her, hers, this, that, these, those, there, then,
     one, ones, the same
 """)
-_REFERS = re.compile(rf"\b{_REFERRING}\b", re.I)
 
 # Follow-ups
 
 _GOES_ON = re.compile(r"(?:(?:and|but|so|then|ok(?:ay)?)\b[ ,]*|(?:what|how) about )+", re.I)
-_SENTENCE = re.compile(
-    r"\b"
-    + _any("""
+_SENTENCE = _word("""
     what, who, whom, whose, when, where, which, why, how, is, are, was, were, do, does, did, has,
     have, had, can, could, will, would, should, may, must
-    """)
-    + r"\b",
-    re.I,
-)
-_PREPOSITION = re.compile(
-    r"\b"
-    + _any("""
+""")
+_PREPOSITION = _word("""
     of, in, on, at, for, to, from, by, with, since, until, before, after, per, during, under
-    """)
-    + r"\b",
-    re.I,
-)
+""")
 _NAMED = re.compile(r"\b(?:the|an?) +[\w-]+", re.I)
 _ONE = re.compile(r"((?:the|an?) .+) ones?", re.I)
 _CODE = re.compile(r"\b([A-Za-z]+)-?\d[\w-]*")

@@ -288,7 +288,6 @@ class AskSession(Closing):
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As ModelAdapter.hidden takes it, of this session's row."""
 
-    @abstractmethod
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """As ModelAdapter.hidden takes it, of this session's row."""
 

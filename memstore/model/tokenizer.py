@@ -126,7 +126,6 @@ class Tokenizer(TokenText):
         super().__init__(backend, _token_bytes(backend))
         self.vocab_size: int = backend.get_vocab_size() + SPECIAL_IDS
         self.landmark_id: int = self.vocab_size - 2
-        self.cmt_id: int = self.vocab_size - 1
         self.fingerprint: str = _fingerprint(backend)
 
     @classmethod

@@ -111,7 +111,8 @@ class Driver:
             for layer, (k, v, landmarks) in blocks.items():
                 self.scratch.add(layer, k, v, landmarks)
             self.blocks.own_end += n
-            self.attention.drop_finished(blocks)
+            self.attention.chunk.drop_finished(blocks)
+            self.attention.start_chunk()
 
 
 ORACLE = {
@@ -302,7 +303,7 @@ def test_closed_gates_touch_neither_index_nor_tiers() -> None:
     assert driver.attention.lookups.done == 0 and driver.attention.lookups.skipped == 10
     after = driver.store.stats()
     assert after["index"] == before["index"] and after["tiers"] == before["tiers"]
-    driver.attention.lookup.settings = replace(config.lookup, cmt_cutoff=0.0)
+    driver.attention.settings = replace(config.lookup, cmt_cutoff=0.0)
     driver.feed([tuple(randn(2, 5, 8) for _ in range(3))])
     assert driver.attention.lookups.done == 10
     assert driver.store.stats()["index"]["rows"] == before["index"]["rows"] + 10

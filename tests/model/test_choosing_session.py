@@ -10,10 +10,10 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.model.passages.repositioned_attention import (
-    CapturingForward,
     RepositionedAttention,
     capture,
     computed,
+    read_on,
     read_prefix,
 )
 from memstore.model.passages.selector import Chosen
@@ -100,10 +100,11 @@ def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
 def test_a_walk_in_parts_shows_what_a_whole_one_does(learned):
     ids = filler(150)
     whole = capture(learned, ids)
-    walk = CapturingForward(learned, WINDOW)
-    first = walk.read(ids[:90])
-    walk.fork().read(filler(50, seed=1))  # another text, that this one does not see
-    parts = [first.states[2]] + [walk.read([token]).states[2] for token in ids[90:93]]
+    walk = RepositionedAttention(learned, adapt=learned.adapted_turns)
+    first = read_on(walk, ids[:90], WINDOW)
+    # another text, that this one does not see
+    read_on(walk.fork(), filler(50, seed=1), WINDOW)
+    parts = [first.states[2]] + [read_on(walk, [one], WINDOW).states[2] for one in ids[90:93]]
     assert torch.allclose(torch.cat(parts), whole.states[2][:93], atol=1e-4)
 
 

@@ -55,7 +55,6 @@ class ChunkSession(AskSession):
         self.attention = MemoryAttention(reader, settings, store, blocks, retrieve=retrieve)
         self.lookups = self.attention.lookups
         self.content = 0  # content tokens in the open chunk
-        self.read_tokens = 0
 
     def keep(self, blocks: FinishedBlocks) -> None:
         """Take a chunk's finished blocks into the session's own memory; of an ingest, its writer
@@ -128,7 +127,8 @@ class ChunkSession(AskSession):
         if count:
             self.keep(blocks)
             self.blocks.own_end += count
-            self.attention.drop_finished(blocks)
+            self.attention.chunk.drop_finished(blocks)
+            self.attention.start_chunk()
             self.content %= self.reader.shape.block_size
         return blocks
 

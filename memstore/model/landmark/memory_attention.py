@@ -19,9 +19,16 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, MemstoreError
 from memstore.kernels import api
-from memstore.kernels.api import LocalAttention
-from memstore.model.landmark.block_lookup import Lookup, Selection, lease_requested, requested_reads
-from memstore.model.landmark.open_chunk import Candidates, FinishedBlocks, OpenChunk, SessionBlocks
+from memstore.kernels.api import NEG, LocalAttention
+from memstore.model.landmark.block_lookup import (
+    Selection,
+    lease_requested,
+    merge,
+    requested_reads,
+    select,
+    superseding,
+)
+from memstore.model.landmark.open_chunk import Candidates, OpenChunk, SessionBlocks
 from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import Lookups, OnRead
@@ -61,43 +68,18 @@ class MemoryAttention:
         self._states: Tensor | None = None  # that a layer began with, where `enter` is told
         self.blocks, self._model = blocks, model
         self.lookups = Lookups()
-        shape, dtype = model.shape, model.dtype
-        self._device = model.device
-        self._exact = torch.promote_types(dtype, torch.float32)
-        self.chunk = OpenChunk(
-            shape,
-            model.rope,
-            blocks=settings.chunk_blocks,
-            recent=settings.top_k,
-            dtype=dtype,
-            device=self._device,
-        )
-        self.lookup = Lookup(
-            shape, settings, store, self.chunk, self._candidates(settings), self._exact
-        )
+        # the dtype of landmark scores, which choose and weigh blocks
+        self._exact = torch.promote_types(model.dtype, torch.float32)
+        self.chunk, self.settings = OpenChunk(model, settings), settings
         self.start_chunk()
-
-    def locate(self, candidate: int) -> tuple[int, int]:
-        """(document, block) of a candidate."""
-        return self.lookup.candidates.locate(candidate)
-
-    def _candidates(self, settings: LookupSettings) -> Candidates:
-        fixed = self.shape.old_block_distance is not None
-        return Candidates(
-            self.blocks, settings, fixed=fixed, dtype=self._exact, device=self._device
-        )
 
     def start_chunk(self) -> None:
         """Place the open chunk behind the memory as it is now."""
-        self.lookup.candidates = self._candidates(self.lookup.settings)
-        self.chunk.place(self.lookup.candidates.prefix)
-
-    def drop_finished(self, blocks: FinishedBlocks) -> None:
-        """Let the finished blocks go from the open chunk (the memory has them now) and start the
-        next chunk behind them.
-        """
-        self.chunk.drop_finished(blocks)
-        self.start_chunk()
+        fixed = self.shape.old_block_distance is not None
+        self.candidates = Candidates(
+            self.blocks, self.settings, fixed=fixed, dtype=self._exact, device=self._model.device
+        )
+        self.chunk.place(self.candidates.prefix)
 
     # One layer step
 
@@ -107,7 +89,7 @@ class MemoryAttention:
 
         The caller advances the chunk by T when every layer has attended (`ChunkSession` does).
         """
-        prefix = self.lookup.candidates.prefix
+        prefix = self.candidates.prefix
         searched = self.retrieve and layer_idx in self.shape.memory_layers
         candidates = prefix.blocks if searched else prefix.recent
         rotated, local = self._local(layer_idx, q, k, v, memory=candidates > 0)
@@ -147,7 +129,7 @@ class MemoryAttention:
         """Tell the tiers what a layer is likely to read; local: what the layer before it attended
         to.
         """
-        states, old = self._states, self.lookup.candidates.old
+        states, old = self._states, self.candidates.old
         if states is None or not old or layer_idx not in self.shape.memory_layers:
             return
         transformer = self._model.transformer
@@ -162,13 +144,13 @@ class MemoryAttention:
         """The old units that `attend` would read with these q, k, v, block by block; nothing is
         kept or counted. Raises DocumentNotFound.
         """
-        candidates, group = self.lookup.candidates, self.shape.group
+        candidates, group = self.candidates, self.shape.group
         rotated, local = self._local(layer_idx, q, k, v, memory=True)
         opened = self._opened(local)
         if not opened.any():
             return []
-        near = self.lookup.recent_scores(layer_idx, rotated)
-        chosen = self.lookup.search(layer_idx, rotated, near, opened).candidates
+        near = self._recent_scores(layer_idx, rotated)
+        chosen = self._search(layer_idx, rotated, near, opened).candidates
         wanted = {
             (candidate, head // group)
             for head, of_head in enumerate(chosen.flatten(1).tolist())
@@ -202,7 +184,7 @@ class MemoryAttention:
         """[H, T] bool, rows whose gate is not below the cutoff; all without a gate."""
         if self.cmt_keys is None:
             return torch.ones_like(local.gate[0], dtype=torch.bool)
-        return local.gate[0] >= self.lookup.settings.cmt_cutoff
+        return local.gate[0] >= self.settings.cmt_cutoff
 
     def _read(
         self,
@@ -214,17 +196,102 @@ class MemoryAttention:
         is_last: bool = True,
     ) -> Tensor:
         """Choose, place and attend for rows [R, 1, H, T, D]; those `opened` [H, T] read."""
-        near = self.lookup.recent_scores(layer_idx, rotated)
+        near = self._recent_scores(layer_idx, rotated)
         if search:
-            chosen = self.lookup.search(layer_idx, rotated, near, opened)
+            chosen = self._search(layer_idx, rotated, near, opened)
         else:
-            prefix = self.lookup.candidates.prefix
+            prefix = self.candidates.prefix
             recent = torch.arange(prefix.old, prefix.blocks, device=rotated.device)
             chosen = Selection(recent.expand(rotated.shape[2], 1, -1), None)
-        places, scores = self.lookup.place(layer_idx, chosen, rotated, near)
+        places, scores = self._place(layer_idx, chosen, rotated, near)
+        weight, documents = self.settings.supersede, self.candidates.documents
+        if weight and documents:
+            scores = scores + superseding(scores, chosen.candidates, documents, weight)
         return self._attend_requested(
             layer_idx, chosen.candidates, rotated, local, places, scores, is_last
         )
+
+    def _recent_scores(self, layer_idx: int, rotated: Tensor) -> Tensor | None:
+        """Landmark scores [P, H, T, R] of every recent block in every slot; None without any."""
+        if not self.candidates.prefix.recent:
+            return None
+        keys = self.chunk.recent_landmarks(layer_idx).to(self._exact)  # (R, Hkv, D)
+        keys = keys.permute(1, 2, 0).repeat_interleave(self.shape.group, 0)  # (H, D, R)
+        return rotated[: self.candidates.prefix.size, 0].to(self._exact) @ keys
+
+    def _search(
+        self, layer_idx: int, rotated: Tensor, near: Tensor | None, opened: Tensor
+    ) -> Selection:
+        """The choice among old and recent blocks. near: the recent ones' scores; opened: [H, T]
+        bool, rows whose gate is open. Raises DocumentNotFound.
+        """
+        shape, settings, prefix = self.shape, self.settings, self.candidates.prefix
+        fixed = shape.old_block_distance is not None
+        shared = settings.granularity != "per_token_per_head"
+        # every old block is scored in one place
+        query = rotated[prefix.size if fixed else 0, 0]
+        hits = self.store.retrieval.search_landmarks(
+            layer_idx,
+            query,
+            self.candidates.old,
+            settings.top_k,
+            return_lse=shared,
+            open_rows=opened,
+            bias=self.candidates.fading,
+        )
+        scores, candidates, lse = hits.scores.to(self._exact), hits.candidates, hits.lse
+        if near is not None:
+            own_slots = torch.arange(prefix.size - prefix.recent, prefix.size, device=near.device)
+            recent = near[own_slots].diagonal(dim1=0, dim2=3)  # (H, T, R): each at its own slot
+            scores, candidates = merge(scores, candidates, recent, prefix.old, settings.top_k)
+            if lse is not None:
+                lse = torch.logaddexp(lse.to(self._exact), recent.logsumexp(-1))
+        # where no slot depends on it, the order among units is free
+        if fixed and near is None and not shared:
+            return Selection(candidates.masked_fill(~opened[..., None], -1), scores)
+        return select(settings.granularity, scores, candidates, lse, opened, shape.num_kv_heads)
+
+    def _place(
+        self, layer_idx: int, chosen: Selection, rotated: Tensor, near: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The rotation of every chosen unit [H, T or 1, K], and its landmark score there for every
+        row [H, T, K]; without what later documents' blocks gain.
+        """
+        prefix, rows = self.candidates.prefix, rotated.shape[3]
+        fixed, candidates = self.shape.old_block_distance is not None, chosen.candidates
+        if fixed and near is None and chosen.scores is not None:
+            return torch.full_like(candidates, prefix.size), chosen.scores
+        present = candidates >= 0
+        is_recent = candidates >= prefix.old
+        rank = torch.arange(candidates.shape[-1], device=candidates.device)
+        # recent ones from here on, this one included
+        later = is_recent.flip(-1).cumsum(-1).flip(-1)
+        slots = torch.where(is_recent, prefix.size - later, prefix.size if fixed else rank)
+        slots = slots.clamp(0, rotated.shape[0] - 1)
+        wide = candidates.expand(-1, rows, -1)
+        h = torch.arange(wide.shape[0], device=wide.device)[:, None, None]
+        t = torch.arange(rows, device=wide.device)[None, :, None]
+        if fixed and chosen.scores is not None:
+            scores = chosen.scores
+        elif prefix.old and (present & ~is_recent).any():
+            keys = self.store.retrieval.landmark_keys(
+                layer_idx, self.candidates.old, wide.where(wide < prefix.old, -1)
+            ).to(self._exact)
+            queries = rotated[slots.expand(-1, rows, -1), 0, h, t]  # (H, T, K, D)
+            scores = (queries * keys).sum(-1)
+            if self.candidates.fading is not None:
+                scores = scores + self.candidates.fading[wide.clamp(0, prefix.old - 1)]
+        else:
+            scores = rotated.new_full(wide.shape, NEG, dtype=self._exact)
+        if near is not None and is_recent.any():
+            at_slot = near[
+                slots.clamp(max=prefix.size - 1).expand(-1, rows, -1),
+                h,
+                t,
+                (wide - prefix.old).clamp(min=0),
+            ]
+            scores = torch.where(is_recent.expand_as(wide), at_slot, scores)
+        return slots, scores
 
     def _close_rows(self, layer_idx: int, local: LocalAttention, kept: Tensor) -> LocalAttention:
         """Attention whose rows other than `kept` [H, T] read no memory. Where the layer has
@@ -255,8 +322,9 @@ class MemoryAttention:
         candidates, places: [H, T or 1, K]; rotated: [R, 1, H, T, D]; scores: [H, T, K].
         """
         try:
+            locate = self.candidates.locate
             lease, slots = lease_requested(
-                self._lease, layer_idx, candidates, self.shape.group, self.locate
+                self._lease, layer_idx, candidates, self.shape.group, locate
             )
         except BudgetExceeded:
             rows = candidates.shape[1]
@@ -293,7 +361,7 @@ class MemoryAttention:
                 rows = mass.shape[2]
                 for row in range(0 if self.read_all_rows else rows - 1, rows):
                     reads = requested_reads(
-                        layer_idx, candidates, row, mass[0], slots, lease, self.locate
+                        layer_idx, candidates, row, mass[0], slots, lease, locate
                     )
                     if reads.units:
                         self.on_read(reads)

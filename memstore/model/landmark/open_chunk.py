@@ -10,9 +10,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from memstore.model.adapter import Shape
+from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.rotary import Rope
 
 Run = tuple[int, int, int]
 """Blocks first .. end of a document: (document, first, end)."""
@@ -149,22 +148,14 @@ class _Layer:
 class OpenChunk:
     """What stands behind the memory: `length` positions, landmarks included."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        rope: Rope,
-        *,
-        blocks: int,
-        recent: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """blocks: of a full chunk. recent: own blocks whose landmark keys are kept here at most."""
-        self._shape, self._rope, self._recent = shape, rope, recent
+    def __init__(self, model: LandmarkReader, settings: LookupSettings) -> None:
+        """Landmark keys of settings.top_k own blocks are kept here at most."""
+        shape, dtype, device = model.shape, model.dtype, model.device
+        self._shape, self._rope, self._recent = shape, model.rope, settings.top_k
         self.length = 0
         # content tokens of the last block once a document's end closes it early
         self.tail: int | None = None
-        size = (1, shape.num_kv_heads, (blocks + 1) * shape.stride, shape.head_dim)
+        size = (1, shape.num_kv_heads, (settings.chunk_blocks + 1) * shape.stride, shape.head_dim)
         self._layers = []
         for _ in range(shape.num_layers):
             k, rotated, v = (torch.zeros(size, dtype=dtype, device=device) for _ in range(3))

@@ -155,7 +155,7 @@ _SAME = ("read_from", "top_k", "score_range", "passage_tokens", "separator", "do
 def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
     """Write a selector and what was calibrated with it; the file is replaced whole."""
     learned = adaptation.selector.learned
-    tensors = {} if learned is None else learned.projection.tensors()
+    tensors = {} if learned is None else vars(learned.projection)
     gate = adaptation.gate
     header = {
         "version": 5,

@@ -79,11 +79,7 @@ class PassageSession(AskSession):
         self.settings, self.store = settings, store
         self.lookups = Lookups()
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
-        self.answered = True  # False: nothing in the memory answers the last question
-        self.needed: float | None = None  # the score that the gate wants of the last question
-        self.doubt: float | None = None  # probability that what is read does not answer
-        self.evidence: Evidence | None = None  # by which that is told
-        self.read_tokens = 0
+        self.evidence: Evidence | None = None  # by which `doubt` is told
         self.candidates: Candidates | None = None  # of the last choice; None before the first
         self._asked = ""  # the last query
         self._retrieve = retrieve
@@ -214,9 +210,6 @@ class PassageSession(AskSession):
         """Make room for a token, which may always share a forward pass."""
         self._make_room(1)
         return not self._behind
-
-    def enter(self, layer_idx: int, states: Tensor) -> None:
-        """A layer begins: nothing is done ahead."""
 
     def end_token(self, token: int) -> None:
         self._local.extend([token])

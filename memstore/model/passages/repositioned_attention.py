@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -264,18 +263,6 @@ def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
     return held
 
 
-def _weights(q: Tensor, k: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
-    """Attention [B, H, T, S] of q [B, H, T, D] to k [B, Hkv, S, D]."""
-    batch, heads, rows, dim = q.shape
-    grouped = q.reshape(batch, k.shape[1], -1, dim)
-    scores = (grouped @ k.transpose(-1, -2)).view(batch, heads, rows, -1) * spec.scale
-    if spec.softcap is not None:
-        scores = spec.softcap * (scores / spec.softcap).tanh()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.float().softmax(-1).to(q.dtype)
-
-
 def seen_by(rows: int, length: int, window: int | None, device: torch.device) -> Tensor:
     """bool [rows, length]: what each of the last rows sees of what is before it, and of itself."""
     at = torch.arange(length, device=device)
@@ -289,7 +276,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor
     bool [T, S], what each row sees; None = everything.
     """
     if spec.softcap is not None:
-        return _weights(q, k, spec, mask) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+        scores = (grouped @ k.transpose(-1, -2)).view(*q.shape[:3], -1) * spec.scale
+        scores = spec.softcap * (scores / spec.softcap).tanh()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        weights = scores.float().softmax(-1).to(q.dtype)
+        return weights @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
     if q.shape[2] == 1:
         # the heads of a group as rows: on a CPU a single row of bfloat16 is slow by itself
         rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
@@ -300,12 +293,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True)
 
 
-class _Known(NamedTuple):
-    state: object  # of the reader, when this was computed
-    prefixes: dict[bool, Sequence[KeysValues]]  # without and with its adapter
-
-
-_known: WeakKeyDictionary[PassageModel, _Known] = WeakKeyDictionary()
+_prefixes: WeakKeyDictionary[PassageModel, dict[object, Sequence[KeysValues]]] = WeakKeyDictionary()
 
 
 def read_prefix(reader: PassageModel, adapt: bool = False) -> Sequence[KeysValues]:
@@ -313,17 +301,15 @@ def read_prefix(reader: PassageModel, adapt: bool = False) -> Sequence[KeysValue
     positions; no pairs without a prefix. They are computed once for a device and a dtype, and are
     not to be written to. adapt: with the reader's adapter.
     """
-    state = (*reader.prefix_ids, reader.device, reader.dtype)
-    known = _known.get(reader)
-    if known is None or known.state != state:
-        known = _known[reader] = _Known(state, {})
-    if adapt not in known.prefixes:
+    state = (*reader.prefix_ids, reader.device, reader.dtype, adapt)
+    known = _prefixes.setdefault(reader, {})
+    if state not in known:
         context = RepositionedAttention(reader, [], adapt=adapt)
-        known.prefixes[adapt] = [
+        known[state] = [
             (reader.rotate(layer, k[None], range(k.shape[1])), v[None])
             for layer, (k, v) in enumerate(computed(context, reader.prefix_ids))
         ]
-    return known.prefixes[adapt]
+    return known[state]
 
 
 @torch.no_grad()
@@ -371,40 +357,28 @@ STEP = 256  # tokens of a longer text that are read at once
 # What the selector sees of a question: its states behind the local turns, without memory
 
 
-class CapturingForward:
-    """A text behind the reader's prefix that is read on, token by token; of what was read long ago
-    no more is held than `most` tokens.
+@torch.no_grad()
+def read_on(attention: RepositionedAttention, ids: Sequence[int], most: int) -> Captured:
+    """Read a text on behind what an attention has read, token by token; what its tokens show. Of
+    what was read long ago no more is held than `most` tokens.
     """
-
-    def __init__(self, reader: PassageModel, most: int) -> None:
-        self._reader, self._most = reader, most
-        self._attention = RepositionedAttention(reader, adapt=reader.adapted_turns)
-
-    @torch.no_grad()
-    def read(self, ids: Sequence[int]) -> Captured:
-        """Read tokens; what they show."""
-        attention, captures, parts = self._attention, self._reader.selector.captures, []
-        if not captures.layers or not ids:
-            return Captured(list(ids))
-        for piece in pieces(ids, attention.local, self._most):
-            held = attention.local
-            attention.let_go(min(held, max(0, held + len(piece) - self._most)))
-            captured = Captured(list(piece))
-            enter = partial(captured.keep_states, captures)
-            given = torch.tensor([captured.ids], device=self._reader.device)
-            attention.begin()
-            states = self._reader.hidden(
-                given, attention.attend, layers=captures.layers, enter=enter, adapt=attention.adapt
-            )
-            enter(captures.layers, states)
-            parts.append(captured)
-        return Captured.joined(parts)
-
-    def fork(self) -> "CapturingForward":
-        """Another forward pass, that has read the same."""
-        other = CapturingForward(self._reader, self._most)
-        other._attention = self._attention.fork()
-        return other
+    reader, parts = attention.reader, list[Captured]()
+    captures = reader.selector.captures
+    if not captures.layers or not ids:
+        return Captured(list(ids))
+    for piece in pieces(ids, attention.local, most):
+        held = attention.local
+        attention.let_go(min(held, max(0, held + len(piece) - most)))
+        captured = Captured(list(piece))
+        enter = partial(captured.keep_states, captures)
+        given = torch.tensor([captured.ids], device=reader.device)
+        attention.begin()
+        states = reader.hidden(
+            given, attention.attend, layers=captures.layers, enter=enter, adapt=attention.adapt
+        )
+        enter(captures.layers, states)
+        parts.append(captured)
+    return Captured.joined(parts)
 
 
 def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
@@ -419,7 +393,7 @@ def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
 
 def capture(reader: PassageModel, ids: Sequence[int]) -> Captured:
     """What the reader's selector needs to see of ids that stand behind the prefix."""
-    return CapturingForward(reader, len(ids)).read(ids)
+    return read_on(RepositionedAttention(reader, adapt=reader.adapted_turns), ids, len(ids))
 
 
 class DialogueBuffer:
@@ -431,19 +405,19 @@ class DialogueBuffer:
         """most: tokens that are held at most."""
         self.ids: list[int] = []  # that have not left, oldest first
         self.tokens = 0  # read so far, with those that left
-        self._forward = CapturingForward(reader, most)
+        self._most = most
+        self._attention = RepositionedAttention(reader, adapt=reader.adapted_turns)
         self._seen = 0  # of `ids`, how many that has read
-        self._ahead: tuple[list[int], CapturingForward] | None = None
+        self._ahead: tuple[list[int], RepositionedAttention] | None = None
 
     def look_ahead(self, ids: Sequence[int], words: range) -> Captured:
         """What the words of a turn show that is about to be read."""
         if self._seen < len(self.ids):
-            self._forward.read(self.ids[self._seen :])
+            read_on(self._attention, self.ids[self._seen :], self._most)
             self._seen = len(self.ids)
-        forward = self._forward.fork()
-        shown = forward.read(ids)
-        self._ahead = list(ids), forward
-        return shown.part(words)
+        attention = self._attention.fork()
+        self._ahead = list(ids), attention
+        return read_on(attention, ids, self._most).part(words)
 
     def extend(self, ids: Sequence[int]) -> None:
         """These ids are read."""
@@ -451,7 +425,7 @@ class DialogueBuffer:
         self.ids.extend(ids)
         self.tokens += len(ids)
         if ahead is not None and ahead[0] == list(ids):
-            self._forward, self._seen = ahead[1], len(self.ids)
+            self._attention, self._seen = ahead[1], len(self.ids)
 
     def let_go(self, tokens: int) -> None:
         """Forget the oldest tokens."""

@@ -10,10 +10,9 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, pairwise
-from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import torch
@@ -89,10 +88,6 @@ class Projection:
     question_deviation: Tensor
     attend: Tensor
     idf: Tensor
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class Learned:
@@ -235,21 +230,6 @@ class Selector:
             of_words = store.word_spread(query.words)
         return learned + self.word_weight * deviation * standardise(by_words, of_words)
 
-    def rows(self, query: Query) -> tuple[Tensor, Tensor] | None:
-        """Rows [T, width] and weights [T] of a question, where the best blocks are among those
-        whose sum over rows of weight times the greatest product with their landmarks is high; None
-        where words decide, too.
-        """
-        if self.learned is None or self.word_weight > _LITTLE:
-            return None
-        return query.rows(self.learned)
-
-    def beside(self, query: Query) -> WordsBeside | None:
-        """The words that count beside these rows."""
-        if self.learned is None or not self.word_weight:
-            return None
-        return WordsBeside(query.words, self.word_weight)
-
     def adds(self, query: Query, store: Found, scope: Scope) -> Tensor | None:
         """float32 [blocks of the scope, rows]: what each row of the question adds to a block's
         score; None where that is not known.
@@ -283,10 +263,12 @@ def score_blocks(selector: Selector, query: Query, store: MemoryStore, scope: Sc
     """Score the blocks of a scope: all of them, or, where it is large, a shortlist. Raises what
     Retrieval's lookups raise.
     """
-    rows = selector.rows(query)
-    short = (
-        None if rows is None else store.retrieval.shortlist(*rows, scope, selector.beside(query))
-    )
+    learned, weight, short = selector.learned, selector.word_weight, None
+    # the best blocks are among those whose sum over rows of weight times the greatest product with
+    # their landmarks is high, unless words decide, too
+    if learned is not None and weight <= _LITTLE:
+        beside = WordsBeside(query.words, weight) if weight else None
+        short = store.retrieval.shortlist(*query.rows(learned), scope, beside)
     found: Found
     if short is None:
         selected = store.retrieval.selected
@@ -432,15 +414,13 @@ class Candidates:
                 if len(copies) == k:
                     least = max(least, score - apart)
             if len(copies) >= k or n >= len(self.scores):
-                return [self._once(some) for some in list(copies.values())[:k]]
+                break
             n *= 4
-
-    def _once(self, copies: list[tuple[float, int]]) -> Chosen:
-        """One passage for all copies (score, candidate) of a text, best first."""
-        *others, last = [
-            self._place(candidate) for _, candidate in sorted(copies, key=itemgetter(1))
-        ]
-        return Chosen(*last, copies[0][0], tuple(others))
+        found = []
+        for some in list(copies.values())[:k]:
+            *others, last = map(self._place, sorted(candidate for _, candidate in some))
+            found.append(Chosen(*last, some[0][0], tuple(others)))
+        return found
 
     def best(self, most: int) -> list[Chosen]:
         """Passages, best first, at most so many, whether or not they are read."""
