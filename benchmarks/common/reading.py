@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
+import torch
 
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
@@ -77,7 +78,10 @@ class Reading(Closing):
         if cmt_cutoff is not None:
             attention.settings = replace(attention.settings, cmt_cutoff=cmt_cutoff)
         attention.lookups = type(attention.lookups)()
-        return self.model.score(session, targets.tolist()), session
+        logits = session.logits(session.feed(targets[:-1].tolist())).log_softmax(-1)
+        following = torch.tensor(targets[1:].tolist(), device=logits.device)
+        found = logits.gather(-1, following[:, None])[:, 0]
+        return found.double().cpu().numpy(), session
 
     def close(self) -> None:
         """Release the text."""

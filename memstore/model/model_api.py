@@ -12,9 +12,6 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-import numpy as np
-import torch
-
 from memstore.closing import finish
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
@@ -188,12 +185,6 @@ class ModelAPI(ModelAdapter):
             for one in islice(_best_of_each(ranking.found, by), most)
         ]
         return Matches(sources, ranking.answered)
-
-    def score(self, session: AskSession, ids: Sequence[int]) -> np.ndarray:
-        """Log probabilities [n - 1] of ids[1:], each after what is before it in the session."""
-        logits = session.logits(session.feed(list(ids[:-1]))).log_softmax(-1)
-        following = torch.tensor(ids[1:], device=logits.device)
-        return logits.gather(-1, following[:, None])[:, 0].double().cpu().numpy()
 
 
 class Chat:

@@ -13,11 +13,13 @@ from memstore.disk.format.document import LABELS, NOTES, SOURCE, Document, Inges
 from memstore.documents import Converted, read
 from memstore.documents.detect import form_of
 from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, UnreadableDocument
+from memstore.freed_memory import return_freed_memory
 from memstore.paths import expanded
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter
 
+_FREED_EVERY = 2048  # tokens of an ingest after which freed memory goes back to the system
 _LOOKED_AT = 1 << 20  # bytes of a file, by which its kind is found
 
 
@@ -157,11 +159,14 @@ def ingest(
         return _described(store, text)
     with writer:
         began, resumed, total = time.perf_counter(), writer.tokens, text.characters
-        first: int | None = None
+        first, freed = None, writer.tokens
         for before, done in read(writer):
             first = before if first is None else first
             seconds = time.perf_counter() - began
             left = seconds * (total - done) / max(1, done - first)
+            if writer.tokens - freed >= _FREED_EVERY:
+                return_freed_memory()
+                freed = writer.tokens
             yield IngestProgress(done, total, writer.tokens, resumed, seconds, left)
         return writer.finish()
 

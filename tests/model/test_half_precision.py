@@ -1,6 +1,4 @@
-"""A model whose weights are in half precision: its numbers are near those of float32, its searches
-exact.
-"""
+"""A model whose weights are in half precision: its numbers are near those of float32."""
 
 from pathlib import Path
 
@@ -8,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstore.index import FaissIndex, faiss_index
 from memstore.model.landmark.landmark_model import (
     LandmarkModel,
     load_checkpoint,
@@ -72,19 +69,3 @@ def test_weights_are_another_model_only_where_they_lose_digits(
     assert load_model(same).signature == load_model(same, dtype=dtype).signature
     finer = save_tiny_model(tmp_path / "finer")
     assert load_model(finer).signature != load_model(finer, dtype=dtype).signature
-
-
-@pytest.mark.parametrize("engine", [False, True])
-def test_a_half_precision_query_is_scored_against_the_keys_as_they_are_held(
-    engine: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(faiss_index, "_LEAST_ASKED", 1)
-    generator = torch.Generator().manual_seed(0)
-    index = FaissIndex(2, 16)
-    index.add(1, 0, 0, torch.randn(600, 2, 16, generator=generator))
-    if engine:
-        index.build([0])
-    q = torch.randn(4, 3, 16, generator=generator).bfloat16()
-    half, whole = (index.search(0, x, [(1, 0, 600)], 5) for x in (q, q.float()))
-    assert half.scores.dtype == torch.float32
-    assert torch.equal(half.scores, whole.scores) and torch.equal(half.candidates, whole.candidates)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidInput
-from memstore.model.landmark import landmark_search as search
+from memstore.model.landmark import landmark_model as search
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import text, tiny_model
@@ -99,19 +99,6 @@ def test_a_shortlist_is_what_landmarks_find_and_bounds_what_is_read(
     for source in listed:
         place = source.document, source.block
         assert source.weight == pytest.approx(weights[place], rel=1e-5)
-    monkeypatch.undo()
-
-    scope = [(document.id, 0, document.blocks) for document in store.documents()]
-    blocks = len(whole)
-    looks = search._look(model, model.tokenizer.encode(f" {PHRASE}"), blocks)
-    (look,) = looks.values()  # the tiny model has one memory layer
-    share = (
-        look.q @ store.retrieval.landmark_keys(1, scope).repeat_interleave(2, 0).transpose(1, 2)
-    ).softmax(-1)
-    # every softmax written out
-    gain = look.gate[..., None] * share * (blocks * share).log().clamp(min=0)
-    (layer, head), _ = search._sharpest(store, scope, looks, blocks)
-    assert (layer, head) == (1, int(gain.sum((1, 2)).argmax()))
 
 
 def test_a_phrase_is_compared_token_by_token_at_every_offset(
@@ -143,16 +130,6 @@ def test_models_of_other_kinds_search_too(tmp_path: Path, changes: dict[str, obj
         spans = [source.span for source in other.search(PHRASE, store, top_k=3)]
         assert any(first < at + len(PHRASE) and end > at for first, end in spans)
         assert len(other.search(PHRASE, store, top_k=9)) == 9
-
-
-def test_a_long_phrase_is_searched_by_its_beginning(
-    model: LandmarkModel, store: MemoryStore
-) -> None:
-    page = f"{text(60, seed=9)} {PHRASE}. {text(60, seed=10)}"
-    assert (
-        len(model.tokenizer.encode(page)) > 2 * model.config.chunk_blocks * model.config.block_size
-    )
-    assert model.search(page, store, top_k=3)
 
 
 def test_what_cannot_be_searched_is_named(

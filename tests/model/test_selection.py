@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.kernels.api import NEG
-from memstore.model.landmark.block_lookup import merge, select, superseding
+from memstore.model.landmark.block_lookup import merge, select
 from memstore.model.lookup_settings import GRANULARITIES, Granularity
 from support.oracle import choose_by
 
@@ -87,18 +87,3 @@ def test_every_choice_equals_the_transcription(
         assert got == choose_by(weights, granularity, top_k, open_rows, group)
     else:
         assert got == [[[]] * rows] * 2 * group
-
-
-def test_a_later_block_of_a_document_gains_over_earlier_ones_that_score_like_it() -> None:
-    def gains(scores: list[float], candidates: list[int], documents: int = 100) -> list[float]:
-        rows = torch.tensor([[scores]], dtype=torch.float64), torch.tensor([[candidates]])
-        found: list[float] = superseding(*rows, documents, 3.0)[0, 0].tolist()
-        return [round(gain, 6) for gain in found]
-
-    assert gains([5, 5], [7, 2]) == [3, 0]  # whatever order they were found in
-    assert gains([5, 5], [2, 7]) == [0, 3]
-    assert gains([5, 5, NEG, NEG], [2, 7, -1, -1]) == [0, 3, 0, 0]
-    assert gains([9, -30], [2, 7]) == gains([-30, 9], [2, 7]) == [0, 0]
-    assert gains([5, 5, 5, 5], [0, 1, 2, 3]) == [0, 0.75, 1.5, 2.25]
-    assert gains([5, 5], [2, 7], documents=7) == [0, 0]  # own text has an age instead
-    assert gains([5], [2]) == [0] and gains([NEG, NEG], [-1, -1]) == [0, 0]

@@ -3,18 +3,17 @@ what is counted.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
+from memstore.errors import BudgetExceeded, InvalidInput, MemstoreError
 from memstore.kernels.reference import accumulate
-from memstore.model.landmark.landmark_model import LandmarkModel, load_model
+from memstore.model.landmark.landmark_model import load_model
 from memstore.model.session import draw
-from memstore.model.source_text import IngestProgress, Text
+from memstore.model.source_text import IngestProgress
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import encode_windows
 from support.fork_server import RIGHT, ForkServer
@@ -204,17 +203,6 @@ def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_p
     assert lost.abs().max() > 4 * rounding(torch.float32, TINY_MODEL) * largest
 
 
-def test_same_content_is_a_no_op_and_other_content_is_refused(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        first = model.ingest(text(100), store, name="a")
-        assert model.ingest(text(100), store, name="a") == first
-        with pytest.raises(DocumentExists):
-            model.ingest(text(100, seed=9), store, name="a")
-        replaced = model.ingest(text(100, seed=9), store, name="a", mode="replace")
-        assert replaced.id != first.id and [d.name for d in store.documents()] == ["a"]
-
-
 def test_a_question_longer_than_a_chunk_and_than_the_host_budget_is_read(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     question = text(700, seed=3)
@@ -299,27 +287,6 @@ def test_only_ready_documents_answer_and_the_rest_is_named(tmp_path: Path) -> No
         assert model.ask("the", store, documents=["half"], max_new_tokens=1).tokens
 
 
-def test_an_ingest_taken_chunk_by_chunk_may_be_left_and_gone_on_with(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        whole = model.ingest(text(400), store, name="whole")
-        steps = model.ingesting(Text(text(400), "steps"), store)
-        assert not store.has("steps")  # nothing is done before the first chunk is asked for
-        left_at = [next(steps).tokens, next(steps).tokens][-1]
-        steps.close()
-        assert store.document("steps").state == "ingesting"
-        resumed = [
-            state.resumed_tokens for state in model.ingesting(Text(text(400), "steps"), store)
-        ]
-        assert set(resumed) == {left_at} and left_at < whole.tokens
-        document = store.document("steps")
-        assert (document.state, document.tokens, document.source_hash) == (
-            "ready",
-            whole.tokens,
-            whole.source_hash,
-        )
-
-
 def test_scores_of_a_text_do_not_depend_on_how_it_is_fed(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     ids = model.tokenizer.encode(text(60))
@@ -335,51 +302,16 @@ def test_scores_of_a_text_do_not_depend_on_how_it_is_fed(tmp_path: Path) -> None
     np.testing.assert_allclose(scores[2], scores[0], atol=1e-4)
 
 
-def without_and_with(directory: Path, **setting: float) -> tuple[LandmarkModel, LandmarkModel]:
-    """A tiny model whose configuration was written before there was a setting, and the same weights
-    with it.
-    """
-    plain = save_tiny_model(directory / "plain", cmt_cutoff=0.0)
-    written = json.loads((plain / "config.json").read_text())
-    other = directory / "set"
-    shutil.copytree(plain, other)
-    (other / "config.json").write_text(json.dumps(written | setting))
-    (plain / "config.json").write_text(
-        json.dumps({name: x for name, x in written.items() if name not in setting})
-    )
-    return load_model(plain), load_model(other)
-
-
-def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path) -> None:
-    model, fading = without_and_with(tmp_path, recency=1e6)
-    assert model.config.recency == 0 and model.signature == fading.signature
-    ids = model.tokenizer.encode(text(300))
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        model.ingest(text(200), store, name="a")
-
-        def scores(
-            model: LandmarkModel, documents: list[str], **settings: float | bool
-        ) -> np.ndarray:
-            with model.session(store, documents, **settings) as session:
-                return model.score(session, ids)
-
-        for documents in (["a"], []):
-            by_setting = scores(model, documents, recency=1e6)
-            plain = scores(model, documents)
-            assert np.abs(by_setting - plain).max() > 1e-3
-            # In the mean, since a block that the last bits decide on moves single scores.
-            apart = np.abs(scores(fading, documents) - by_setting).mean()
-            assert apart < 0.01 * np.abs(by_setting - plain).mean()
-        # What has faded altogether has no weight beside the latest blocks, which alone are read
-        # without a search.
-        np.testing.assert_allclose(
-            scores(model, [], recency=1e6), scores(model, [], retrieve=False), atol=1e-5
-        )
-        with model.session(store, ["a"]) as one, model.session(store, ["a"], recency=1e6) as other:
-            first = one.chunk_tokens  # a session without old blocks of its own: nothing has faded
-            np.testing.assert_allclose(
-                model.score(one, ids[:first]), model.score(other, ids[:first]), rtol=1e-5
-            )
+def test_settings_of_a_configuration_are_those_of_its_sessions_and_of_no_signature(
+    tmp_path: Path,
+) -> None:
+    directory = save_tiny_model(tmp_path / "model")
+    plain, written = load_model(directory), json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(written | {"recency": 0.5}))
+    fading = load_model(directory)
+    assert plain.signature == fading.signature
+    with MemoryStore.in_memory(plain.signature) as store, fading.session(store, []) as session:
+        assert session.settings.recency == 0.5 and plain.lookup.recency == 0
 
 
 @pytest.mark.parametrize(

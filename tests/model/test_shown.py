@@ -45,16 +45,6 @@ def holding(model: LandmarkModel, store: MemoryStore, words: str) -> list[int]:
     return [one.block for one in found]
 
 
-def test_a_sentence_that_blocks_cut_is_shown_whole_with_each_of_them(
-    model: LandmarkModel, store: MemoryStore
-) -> None:
-    document = store.document("a")
-    for block in holding(model, store, PLANTED):
-        source = Source.of(model, store, document, block, 0.0)
-        assert PLANTED in source.text and BODY[slice(*source.span)] == source.text
-        assert source.text.startswith(("It was late", "The combination"))
-
-
 def test_search_and_sources_of_an_answer_show_it_whole(
     model: LandmarkModel, store: MemoryStore
 ) -> None:

@@ -60,7 +60,6 @@ def test_it_gives_what_an_ordinary_step_gives(
             step, recorded = RecordedStep(reader, other), recorded + 1
         expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
         torch.testing.assert_close(step.read(token), expected, rtol=1e-4, atol=1e-4)
-        step.note()
         assert other.local == plain.local
     assert recorded == 3  # at first, for other passages, and when the room is full
     assert len(told[0]) == len(told[1]) > 0 or not observed

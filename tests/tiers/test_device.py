@@ -29,7 +29,7 @@ def use(model: LandmarkModel, memory: Path, device: str | None, granularity: str
             ids = model.tokenizer.encode(text(16, seed=2))
             found += [
                 session.feed(ids).tolist(),
-                model.score(session, ids[:9]).tolist(),
+                session.logits(session.feed(ids[:8])).log_softmax(-1).tolist(),
                 session.close_block(),
             ]
     return found

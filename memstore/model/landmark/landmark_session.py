@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from memstore.errors import BudgetExceeded
-from memstore.freed_memory import return_freed_memory
 from memstore.model.landmark.memory_attention import MemoryAttention
 from memstore.model.landmark.open_chunk import FinishedBlocks, SessionBlocks
 from memstore.model.landmark.transformer import LandmarkReader
@@ -214,9 +213,6 @@ class LandmarkSession(ChunkSession):
         self._scratch.close()
 
 
-_FREED_EVERY = 1024  # tokens of an ingest after which freed memory goes back to the system
-
-
 # Ingest: a session whose own blocks are the document's
 
 
@@ -242,8 +238,6 @@ def read_chunks(
         session.feed(ids)
         last = session.close_block() or None  # a shorter last chunk is closed by a landmark
         writer.add_chunk(ids, before, session.end_chunk(), length_of_last=last)
-        if writer.tokens % _FREED_EVERY < len(ids):
-            return_freed_memory()
         yield before, before + tokenizer.characters(ids)
 
 

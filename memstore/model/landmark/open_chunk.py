@@ -167,18 +167,13 @@ class OpenChunk:
 
     def place(self, prefix: Prefix) -> None:
         """Stand behind these slots from now on."""
-        self._prefix, self._base, self._step = prefix, prefix.size * self._shape.stride, None
+        self._prefix, self.base, self._step = prefix, prefix.size * self._shape.stride, None
         if self.length:
             for layer in self._layers:
                 k = layer.k[:, :, : self.length]
                 layer.rotated[:, :, : self.length] = self._rope.rotate(
-                    k, *self._rope.angles(self._base, self._base + self.length, k)
+                    k, *self._rope.angles(self.base, self.base + self.length, k)
                 )
-
-    @property
-    def position(self) -> int:
-        """Of the next token."""
-        return self._base + self.length
 
     def append(
         self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, *, memory: bool
@@ -209,7 +204,7 @@ class OpenChunk:
         """cos and sin [1 + R, 1, 1, T, D] of every rotation of the next `rows` queries; every layer
         of a step has the same.
         """
-        start = self.position
+        start = self.base + self.length
         if self._step != (start, rows):
             slots = [0, *(slot * self._shape.stride for slot in range(self._prefix.size))]
             turns = [self._rope.angles(start - slot, start - slot + rows, x) for slot in slots]

@@ -20,7 +20,6 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.disk.format.citations import PAGE, Place, Places
 from memstore.disk.format.text_parts import Keep, Passage
-from memstore.freed_memory import return_freed_memory
 from memstore.model.passages.passage_encoding import Encoded, encode
 from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.model.sentences import Level, Unit, divide, split
@@ -290,7 +289,6 @@ class Passages:
 # Ingest
 
 _AT_ONCE = 16  # passages that are stored together
-_FREED_EVERY = 4  # times: what was returned is mapped anew, which takes as long as storing
 _LOOKED_UP = 64  # passages that are looked up together
 _TITLE = 100  # characters; a longer first line is no title
 
@@ -309,8 +307,7 @@ def read_passages(
     layers = reader.selector.captures.layers if keep == "text" else None
     computed = encode(reader, missing, layers=layers)
     title, places = _title(text), Places(text.places)
-    batches = iter(lambda: list(islice(coming, _AT_ONCE)), [])
-    for number, pairs in enumerate(batches):
+    while pairs := list(islice(coming, _AT_ONCE)):
         some = [one for one, _ in pairs]
         new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
         found = list(islice(computed, len(new)))
@@ -323,8 +320,6 @@ def read_passages(
             landmarks=_landmarks(reader, pairs, new, found),
             words=reader.selector.words(list(map("\n".join, zip(texts, above)))),
         )
-        if number % _FREED_EVERY == 0:
-            return_freed_memory()
         yield some[0].start, some[-1].end
 
 

@@ -62,7 +62,7 @@ class StepGraph:
                 return None
         try:
             self._step = self._step or RecordedStep(self._reader, self._context)
-            state = self._step.read(token)
+            return self._step.read(token)
         except torch.OutOfMemoryError:
             self._step, self._before = None, -_LATER
             return None
@@ -71,8 +71,6 @@ class StepGraph:
             _unrecorded.add(self._reader)
             self._step = None
             return None
-        self._step.note()
-        return state
 
 
 class RecordedStep:
@@ -120,8 +118,8 @@ class RecordedStep:
 
     @torch.no_grad()
     def read(self, token: int) -> Tensor:
-        """Compute a token -> the state [hidden_size] behind it; without `note` it is as if it had
-        not been. Raises RuntimeError where a step cannot be recorded.
+        """Read a token -> the state [hidden_size] behind it. Raises RuntimeError where a step
+        cannot be recorded; then nothing was read.
         """
         context = self._context
         length = context.length
@@ -139,16 +137,12 @@ class RecordedStep:
             self._graph.replay()
         state = self._state.clone()
         self._next = length + 1
-        return state
-
-    def note(self) -> None:
-        """The token that was computed belongs to the context, and its listener is told of it."""
-        context = self._context
         for layer in context.layers.values():
             layer.length += 1
         if context.observe is not None:
             for layer_idx, masses in self._masses.items():
                 context.observe(layer_idx, masses)
+        return state
 
     def _run(self) -> None:
         self._positions, self._seen, self._masses = Positions(self._at, self._rows), {}, {}
