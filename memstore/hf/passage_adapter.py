@@ -105,7 +105,7 @@ class HuggingFacePassageModel(PassageAPI):
         self.adapted_turns = adapter is not None and adapter.kind == "both"
         self.tokenizer: OffsetTokenizer = OffsetTokenizer(tokenizer)
         self._turns = Turns(tokenizer, self.tokenizer)
-        self.prefix_ids = self._turns.prefix
+        self.prefix_ids, self.templated = self._turns.prefix, self._turns.templated
         self.tokenizer.check_known(config.vocab_size, self.prefix_ids)
         self.made_for = MadeFor(
             config.hidden_size, layers, heads, kv_heads, head_dim, config.vocab_size, self._weights
@@ -227,10 +227,6 @@ class HuggingFacePassageModel(PassageAPI):
             block_size=shape.block_size,
             model=self._called,
         )
-
-    @property
-    def templated(self) -> bool:
-        return self._turns.templated
 
     def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
         return self._turns.of(question, first=first)

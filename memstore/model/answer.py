@@ -210,11 +210,8 @@ class Found(NamedTuple):
     weight: float
 
 
-class Ranking(NamedTuple):
-    """Blocks ranked by similarity to a phrase, best first; answered: as in Matches."""
-
-    found: Iterator[Found]
-    answered: bool = True
+Ranked = tuple[Iterator[Found], bool]
+"""Blocks ranked by similarity to a phrase, best first; and `answered` as in Matches."""
 
 
 class Matches(list[Source]):
@@ -310,8 +307,6 @@ OF_TOKEN = 6  # blocks recorded for a token: those most read
 
 BlockId = tuple[int, int]
 """(document id, block)."""
-Counts = Mapping[str, Mapping[str, int | float]]
-"""The fields of TierStats by tier."""
 
 
 class TokenRead(NamedTuple):
@@ -340,11 +335,7 @@ class Trace:
         self.seconds = 0.0  # from the question to the last token
         self.model_seconds = 0.0  # the part of them spent in steps of this answer
         self.first_token_seconds = 0.0
-        self._forget_step()
-
-    def _forget_step(self) -> None:
-        self._reads: list[StepReads] = []
-        self._layer = -1
+        self._reads: list[StepReads] = []  # of the latest forward pass
 
     def begin(self, session: AskSession) -> None:
         """Begin with a question, and clear what was recorded before."""
@@ -355,16 +346,13 @@ class Trace:
 
     def start(self) -> None:
         """Record from now on, for the answer's first token. AskSession.ask calls this."""
-        self._forget_step()
-        self._on = True
+        self._reads, self._on = [], True
 
     def __call__(self, reads: StepReads) -> None:
         if not self._on:
             return
-        first = reads.units[0].layer
-        if first <= self._layer:  # a new forward pass begins, which predicts the token
-            self._forget_step()
-        self._layer = first
+        if self._reads and reads.units[0].layer <= self._reads[-1].units[0].layer:
+            self._reads = []  # a new forward pass begins, which predicts the token
         self._reads.append(reads)
 
     @contextmanager
@@ -375,21 +363,17 @@ class Trace:
             yield
         finally:
             after = self._session.store.tier_stats()
-            self._add_tiers(before, after)
+            if not self.tiers or before != after:
+                for tier, counts in after.items():
+                    total = self.tiers.setdefault(tier, dict.fromkeys(COUNTS, 0))
+                    earlier = before.get(tier, {})
+                    for name in COUNTS:
+                        total[name] += counts[name] - earlier.get(name, 0)
             lookups, (done, skipped) = self._session.lookups, self._lookups
             self.lookups = {"done": lookups.done - done, "skipped": lookups.skipped - skipped}
             now = time.perf_counter()
             self.model_seconds += now - began
             self.seconds = now - self._began
-
-    def _add_tiers(self, before: Counts, after: Counts) -> None:
-        if self.tiers and before == after:
-            return
-        for tier, counts in after.items():
-            total = self.tiers.setdefault(tier, dict.fromkeys(COUNTS, 0))
-            earlier = before.get(tier, {})
-            for name in COUNTS:
-                total[name] += counts[name] - earlier.get(name, 0)
 
     def tokens_of(self, generated: Iterator[int]) -> Iterator[int]:
         """The same tokens, each recorded with what it read."""
@@ -403,8 +387,7 @@ class Trace:
                 self._record(token)
                 yield token
         finally:
-            self._on = False
-            self._forget_step()
+            self._reads, self._on = [], False
 
     def _record(self, token: int) -> None:
         """Record a token with what the latest step read."""
@@ -419,7 +402,7 @@ class Trace:
                 tiers[unit.tier] = tiers.get(unit.tier, 0.0) + mass
         best = sorted(of_token.items(), key=lambda item: (-item[1], item[0]))[:OF_TOKEN]
         self.tokens.append(TokenRead(token, best))
-        self._forget_step()
+        self._reads = []
 
     def ranked(self, most: int) -> list[tuple[BlockId, float]]:
         """The document blocks most read with the mass on each, at most so many, best first."""

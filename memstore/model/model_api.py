@@ -16,7 +16,7 @@ from memstore.closing import finish
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Found, Matches, Ranking, Source, Trace, closest_sources
+from memstore.model.answer import Answer, Found, Matches, Ranked, Source, Trace, closest_sources
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.session import (
     AskSession,
@@ -35,10 +35,7 @@ from memstore.store.write.admission import Mode
 class ModelAPI(ModelAdapter):
     """What any model can do with a MemoryStore."""
 
-    @property
-    def templated(self) -> bool:
-        """Are questions written into a chat template, which may hold instructions?"""
-        return False
+    templated = False  # are questions written into a chat template, which may hold instructions?
 
     def ingest(
         self,
@@ -91,8 +88,8 @@ class ModelAPI(ModelAdapter):
         """
 
     @abstractmethod
-    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
-        """Blocks of documents (id, blocks) where most of the phrase is found, best first."""
+    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranked:
+        """Blocks of documents (id, blocks) where most of the phrase is found."""
 
     def ask(
         self,
@@ -145,7 +142,21 @@ class ModelAPI(ModelAdapter):
         while some := list(islice(remaining, together)):
             with ExitStack() as stack:
                 chats = [stack.enter_context(self.chat(store, documents, **lookup)) for _ in some]
-                answers += _ask_together(chats, some, **answering)
+                found: dict[int, Answer] = {}
+                going = {
+                    number: chat.asking(question, **answering)
+                    for number, (chat, question) in enumerate(zip(chats, some, strict=True))
+                }
+                while going:
+                    for number, steps in list(going.items()):
+                        try:
+                            next(steps)
+                        except StopIteration as end:
+                            found[number] = end.value
+                            del going[number]
+                    pending = (chats[number].continuation for number in going)
+                    read_pending([one for one in pending if one is not None])
+                answers += [found[number] for number in range(len(some))]
         return answers
 
     @contextmanager
@@ -178,13 +189,13 @@ class ModelAPI(ModelAdapter):
         searched = {document.id: document for document in store.ready(documents, to="search")}
         store.retrieval.hold_documents(searched.values())
         scope = [(document.id, document.blocks) for document in searched.values()]
-        ranking = self.ranked(phrase, store, scope)
+        found, answered = self.ranked(phrase, store, scope)
         most = top_k if by == "passage" else min(top_k, sum(blocks > 0 for _, blocks in scope))
         sources = [
             Source.of(self, store, searched[one.document], one.block, one.weight)
-            for one in islice(_best_of_each(ranking.found, by), most)
+            for one in islice(_best_of_each(found, by), most)
         ]
-        return Matches(sources, ranking.answered)
+        return Matches(sources, answered)
 
 
 class Chat:
@@ -285,26 +296,6 @@ def _check_phrase(what: str, text: str) -> None:
         raise InvalidInput(f"the {what} must be text, is {text!r}")
     if not text.strip():
         raise InvalidInput(f"the {what} is empty")
-
-
-def _ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: Any) -> list[Answer]:
-    """Continue each session with its question -> the answers; settings: of AnswerSettings. Seconds
-    and what was read from the tiers are of all of them together. Raises as Chat.ask.
-    """
-    answers: dict[int, Answer] = {}
-    going = {
-        number: chat.asking(question, **settings)
-        for number, (chat, question) in enumerate(zip(chats, questions, strict=True))
-    }
-    while going:
-        for number, steps in list(going.items()):
-            try:
-                next(steps)
-            except StopIteration as end:
-                answers[number] = end.value
-                del going[number]
-        read_pending([one for number in going if (one := chats[number].continuation) is not None])
-    return [answers[number] for number in range(len(chats))]
 
 
 class Detokenizer:

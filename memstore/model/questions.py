@@ -167,7 +167,11 @@ def query_of(message: str) -> str:
     if not text:
         return message.strip()
     sentences = [(text[one.start : one.end], one.level) for one in split(text)]
-    wanted = [at for at, (sentence, _) in enumerate(sentences) if _is_question(sentence)]
+    wanted = [
+        at
+        for at, (sentence, _) in enumerate(sentences)
+        if _QUESTION_MARK.search(sentence) and not _is_phatic(sentence)
+    ]
     if not wanted:
         wanted = [at for at, (sentence, _) in enumerate(sentences) if _ASKS.match(sentence)]
     if not wanted:
@@ -260,10 +264,6 @@ def _without_frame(message: str) -> str:
 def _without_greeting(text: str) -> str:
     found = _GREETS.match(text)
     return text[found.end() :].strip() if found else text
-
-
-def _is_question(sentence: str) -> bool:
-    return bool(_QUESTION_MARK.search(sentence)) and not _is_phatic(sentence)
 
 
 def _is_phatic(text: str) -> bool:

@@ -45,22 +45,14 @@ class Rope:
             zero = max(1024, 1 << reach.bit_length())
             grid = torch.arange(-zero, zero + 1, dtype=torch.float64, device="cpu")
             turns = grid[:, None] * self.frequencies
+            # values of the first and the second dimension of every pair, as the dimensions follow
+            halves = (turns.cos(), turns.cos()), (-turns.sin(), turns.sin())
             cos, sin = (
-                self._paired(turns.cos(), turns.cos()),
-                self._paired(-turns.sin(), turns.sin()),
+                torch.stack(both, -1).flatten(-2) if self.interleaved else torch.cat(both, -1)
+                for both in halves
             )
             table = self._tables[key] = (cos.to(*key[::-1]), sin.to(*key[::-1]), zero)
         return table
-
-    def _paired(self, first: Tensor, second: Tensor) -> Tensor:
-        """Values [.., D/2] of the first and the second dimension of every pair, in the order of the
-        dimensions [.., D].
-        """
-        return (
-            torch.stack([first, second], -1).flatten(-2)
-            if self.interleaved
-            else torch.cat([first, second], -1)
-        )
 
     def angles(self, start: int, end: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [end - start, D] for rotating x to the positions start .. end - 1.

@@ -118,7 +118,8 @@ def split(
         here = _line_level(text, line, before, match["lines"], after)
         follows = text[after : after + 120].split("\n", 1)[0]
         heading = before == underlined
-        if not heading and line == at and _heads(text[at:before], follows, at in starts):
+        begins = not heading and line == at and before - at <= 300
+        if begins and (at in starts or heading_of(text[at:before], follows)):
             if _UNDERLINE.match(follows) and not _MARKDOWN.match(text, at, before):
                 underlined, line = after + len(follows.rstrip()), after
                 continue
@@ -130,10 +131,6 @@ def split(
     end = len(text.rstrip())
     if end > at:
         yield Unit(at, end, level)
-
-
-def _heads(line: str, following: str, known: bool) -> bool:
-    return len(line) <= 300 and (known or bool(heading_of(line, following)))
 
 
 def _ends(text: str, stop: int, before: int, after: int, line: int) -> bool:

@@ -54,10 +54,6 @@ class Lookups:
     skipped: int = 0
 
 
-Around = Callable[[], AbstractContextManager[None]]
-"""Entered for what a forward pass that sessions share does for one of them alone."""
-
-
 class Continuation(Iterator[int]):
     """The tokens that follow a state, each read back into its session once the next one is asked
     for: by `next`, or before it together with those of other sessions (`read_pending`).
@@ -77,7 +73,8 @@ class Continuation(Iterator[int]):
         end(token) ends before that token.
         """
         self.session = session
-        self.around: Around = nullcontext
+        # entered for what a forward pass that sessions share does for this one alone
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self.stopped = False
         self.last: int | None = None  # the token that was given and is not read yet
         self.state, self.logits = state, logits

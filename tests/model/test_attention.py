@@ -101,7 +101,7 @@ class Driver:
             self.attention.attend(i, *(x[None].clone() for x in qkv))[0]
             for i, qkv in enumerate(layers)
         ]
-        self.attention.chunk.advance(layers[0][0].shape[1])
+        self.attention.chunk.length += layers[0][0].shape[1]
         return out
 
     def end_chunk(self) -> None:

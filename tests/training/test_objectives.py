@@ -110,7 +110,7 @@ def test_a_window_equals_one_long_chunk(cmt: bool) -> None:
     # fed in any pieces, the open chunk is the same
     for piece in (ids[:7], ids[7:8], ids[8:30], ids[30:]):
         pieces.append(built.hidden(piece[None], attention.attend)[0])
-        attention.chunk.advance(len(piece))
+        attention.chunk.length += len(piece)
     torch.testing.assert_close(torch.cat(pieces), hidden[0], rtol=1e-9, atol=1e-9)
 
 

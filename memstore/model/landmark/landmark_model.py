@@ -27,7 +27,7 @@ from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import BudgetExceeded, InvalidConfig, InvalidInput, InvalidWeights
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.answer import Found, Ranking
+from memstore.model.answer import Found, Ranked
 from memstore.model.landmark import SHIPPED_NAME
 from memstore.model.landmark.landmark_session import LandmarkSession, read_chunks
 from memstore.model.landmark.open_chunk import Prefix
@@ -249,9 +249,9 @@ class LandmarkModel(LandmarkReader, ModelAPI):
         session.attention.read_all_rows = read_all_rows
         return session
 
-    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
+    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranked:
         ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
-        return Ranking(search_blocks(self, store, scope, ids))
+        return search_blocks(self, store, scope, ids), True
 
 
 # Search for a phrase: landmark keys choose a shortlist of blocks, and the blocks' own keys rank it

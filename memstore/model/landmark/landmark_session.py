@@ -113,7 +113,7 @@ class ChunkSession(AskSession):
     def _forward(self, sequence: Sequence[int]) -> Tensor:
         ids = torch.tensor([sequence], device=self.reader.device)
         hidden = self.reader.hidden(ids, self.attend, enter=self.enter)[0]
-        self.attention.chunk.advance(len(sequence))
+        self.attention.chunk.length += len(sequence)
         return hidden
 
     @torch.no_grad()
@@ -165,7 +165,7 @@ class ChunkSession(AskSession):
     def end_token(self, token: int) -> None:
         self.content += 1
         self.read_tokens += 1
-        self.attention.chunk.advance(1)
+        self.attention.chunk.length += 1
 
 
 class LandmarkSession(ChunkSession):

@@ -183,7 +183,7 @@ class OpenChunk:
 
         The first rotation is for the chunk. Of the others (R = 0 without `memory`), rotation r <
         size scores a block in slot r; with a fixed distance, rotation `size` (the last) scores
-        every old block. `length` grows when every layer has its tokens: see `advance`.
+        every old block. The caller adds T to `length` when every layer has its tokens.
         """
         layer, rows = self._layers[layer_idx], q.shape[2]
         first, end = self.length, self.length + rows
@@ -195,10 +195,6 @@ class OpenChunk:
             cos, sin = cos[:1], sin[:1]
         rotated = self._rope.rotate(q * self._shape.head_dim**-0.5, cos, sin)
         return layer.rotated.narrow(2, 0, end), layer.v.narrow(2, 0, end), rotated
-
-    def advance(self, positions: int) -> None:
-        """Every layer has attended to so many positions more."""
-        self.length += positions
 
     def _rotations(self, rows: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [1 + R, 1, 1, T, D] of every rotation of the next `rows` queries; every layer

@@ -141,12 +141,6 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
     doubt: Doubt | None = None
 
-    @property
-    def gate(self) -> Gate | None:
-        return (
-            None if self.answerable is None else Gate(self.answerable, self.growth, self.together)
-        )
-
 
 _SAME = ("read_from", "top_k", "score_range", "passage_tokens", "separator", "doubt", "scores")
 """Fields of a header that are those of the adaptation."""
@@ -190,9 +184,12 @@ def load_selector(path: Path, model: MadeFor) -> Adaptation:
                 "make one for this model with `memstore adapt`"
             )
     learned = None if header.layer is None else _learned(path, header.layer, tensors, model)
+    gate = None
+    if header.answerable is not None:
+        gate = Gate(header.answerable, header.growth, header.together)
     return Adaptation(
         Selector(learned, header.word_weight),
-        gate=header.gate,
+        gate=gate,
         weights=header.made_for.weights,
         **{name: getattr(header, name) for name in _SAME},
     )

@@ -7,7 +7,7 @@ as if it were alone. The last bits depend on the passages computed with it and o
 nothing identifies a passage by its keys and values.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -202,13 +202,7 @@ class _OneDnn(TorchFunctionMode):
     takes for them, of Intel's alone. In half precision torch takes oneDNN by itself.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is linear and len(args) > 1 and _plain(args[0]) and _plain(args[1]):
             return linear(args[0].to_mkldnn(), *args[1:], **(kwargs or {})).to_dense()
         return func(*args, **(kwargs or {}))

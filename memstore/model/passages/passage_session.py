@@ -2,7 +2,7 @@
 passages, and every memory layer reads them with the question, where a prompt would have them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -16,7 +16,7 @@ from memstore.disk.format.text_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.index.block_rows import Scope
 from memstore.index.word_index import split_words
-from memstore.model.answer import Found, Ranking
+from memstore.model.answer import Found, Ranked
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
 from memstore.model.model_api import ModelAPI
 from memstore.model.passages.adaptation import Evidence, Refusal
@@ -32,14 +32,7 @@ from memstore.model.passages.repositioned_attention import (
     computed,
     pieces,
 )
-from memstore.model.passages.selector import (
-    Candidates,
-    Chosen,
-    Query,
-    Scored,
-    confidence,
-    score_blocks,
-)
+from memstore.model.passages.selector import Candidates, Chosen, Query, confidence, score_blocks
 from memstore.model.passages.step_graph import StepGraph
 from memstore.model.questions import asks, leans, query_of, resolved, spelled
 from memstore.model.session import AskSession, Lookups, OnRead, ReadUnit, attached, check_device
@@ -329,14 +322,12 @@ def spelled_as_held(reader: PassageModel, store: MemoryStore, scope: Scope, ques
     if index is None or sum(end - first for _, first, end in scope) > _MOST_SPELLED:
         return question
 
-    def is_common(word: str) -> bool:
-        return len(reader.tokenizer.encode(f" {word}")) == 1
-
     def holding(words: Sequence[str]) -> Sequence[int]:
         counts = index.holding([split_words(word)[0] for word in words], scope)
         return [1] * len(words) if counts is None else counts  # not known: nothing is changed
 
-    return spelled(question, is_common, holding)
+    encode = reader.tokenizer.encode
+    return spelled(question, lambda word: len(encode(f" {word}")) == 1, holding)
 
 
 # The API
@@ -413,7 +404,7 @@ class PassageAPI(ModelAPI, PassageModel):
         settings = self.lookup.changed(**lookup)
         return PassageSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
 
-    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
+    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranked:
         """As ModelAPI.ranked, by the selector's scores; of a message, by the question in it."""
         self._check(store)
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
@@ -423,12 +414,8 @@ class PassageAPI(ModelAPI, PassageModel):
         found = score_blocks(self.selector, Query(captured, phrase), store, runs)
         gate, caution = self.gate, self.lookup.caution
         answered = gate is None or gate.answers(found.scores, found.blocks, caution)
-        return Ranking(_best_first(found), answered)
-
-
-def _best_first(found: Scored) -> Iterator[Found]:
-    places = [(number, block) for number, first, end in found.scope for block in range(first, end)]
-    best = torch.sort(found.scores, descending=True, stable=True)
-    for score, place in zip(best.values.tolist(), best.indices.tolist()):
-        document, block = places[place]
-        yield Found(document, block, score)
+        searched = found.scope
+        places = [(number, at) for number, first, end in searched for at in range(first, end)]
+        best = torch.sort(found.scores, descending=True, stable=True)
+        ranked = zip(best.indices.tolist(), best.values.tolist())
+        return (Found(*places[place], score) for place, score in ranked), answered
