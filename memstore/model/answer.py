@@ -289,18 +289,6 @@ def not_sure(scores: Sequence[float], needed: float | None = None) -> str:
     return f"{NOT_SURE} Closest passages{f' (an answer needs {needed:.2f})' if below else ''}:"
 
 
-def closest_sources(reader: ModelAdapter, session: AskSession, most: int) -> list[Source]:
-    """The closest passages of a question that a session's gate refused, best first, at most so
-    many; their weights are their scores.
-    """
-    store, found = session.store, list[Source]()
-    for document, block, score in session.closest:
-        if len(found) < most:
-            with suppress(DocumentNotFound):  # deleted since
-                found.append(Source.of(reader, store, store.document(document), block, score))
-    return found
-
-
 # The trace of an answer
 
 OF_TOKEN = 6  # blocks recorded for a token: those most read

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import Any, Literal, Unpack
 
 from memstore.closing import finish
 from memstore.disk.format.document import Document
-from memstore.errors import InvalidInput
+from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Found, Matches, Ranked, Source, Trace, closest_sources
+from memstore.model.answer import Answer, Found, Matches, Ranked, Source, Trace
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.session import (
     AskSession,
@@ -269,12 +269,20 @@ class Chat:
                 chosen.on_text(rest)
             yield rest
         cut = tokens.stopped or len(said.tokens) == chosen.max_new_tokens
+        most = chosen.max_sources
+        if silent:
+            sources = []
+            for document, block, score in session.closest:
+                if len(sources) < most:
+                    with suppress(DocumentNotFound):  # deleted since
+                        found = store.document(document)
+                        sources.append(Source.of(self._reader, store, found, block, score))
+        else:
+            sources = trace.sources(store, most, session.same)
         return Answer(
             text=said.text,
             tokens=said.tokens,
-            sources=closest_sources(self._reader, session, chosen.max_sources)
-            if silent
-            else trace.sources(store, chosen.max_sources, session.same),
+            sources=sources,
             lookups=trace.lookups,
             answered=session.answered,
             needed=session.needed,
@@ -369,5 +377,8 @@ def _best_of_each(found: Iterable[Found], by: str) -> Iterator[Found]:
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     """LookupSettings, and AnswerSettings."""
+    if unknown := sorted(options.keys() - AskOptions.__annotations__.keys()):
+        known = ", ".join(AskOptions.__annotations__)
+        raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {known}")
     lookup: dict[str, Any] = {**options}
     return lookup, {name: lookup.pop(name) for name in ANSWER_SETTINGS if name in lookup}

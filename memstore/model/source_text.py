@@ -60,11 +60,6 @@ class Text:
         self.digest = ""  # BLAKE2 of the text, once it is checked
 
     @property
-    def characters(self) -> int:
-        """Of the text, once it is checked."""
-        return len(self.content)
-
-    @property
     def metadata(self) -> dict[str, Any]:
         """What the row of a document of it says, once it is checked: its kind, unless it is plain
         text, its places, what could not be read, its source and its labels.
@@ -158,7 +153,7 @@ def ingest(
     if writer is None:
         return _described(store, text)
     with writer:
-        began, resumed, total = time.perf_counter(), writer.tokens, text.characters
+        began, resumed, total = time.perf_counter(), writer.tokens, len(text.content)
         first, freed = None, writer.tokens
         for before, done in read(writer):
             first = before if first is None else first

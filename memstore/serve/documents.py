@@ -162,8 +162,8 @@ class Documents:
             known = self._uploads.get(name)
             if known is not None and known.active:
                 raise _conflict(f"a document {name!r} is being ingested; wait until it is ready")
-            waiting = sum(one.text.characters for one in self._uploads.values() if one.active)
-            if waiting and waiting + text.characters > self._most_characters:
+            waiting = sum(len(one.text.content) for one in self._uploads.values() if one.active)
+            if waiting and waiting + len(text.content) > self._most_characters:
                 raise Busy("too many documents wait to be ingested; upload again later")
             steps = self._model.ingesting(text, self._store, mode=mode)
             upload = Upload(text)

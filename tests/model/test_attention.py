@@ -286,15 +286,6 @@ def test_every_memory_size_equals_the_transcription(
     assert len(literal[0].own) > top_k + 2
 
 
-def test_rotated_query_equals_rotated_keys() -> None:
-    rope = Rope(16, interleaved=True)
-    randn = Random(0)
-    q, k = randn(5, 16), randn(5, 16)
-    direct = (rope(q, torch.full((5,), 91)) * rope(k, torch.arange(40, 45))).sum(-1)
-    moved = (rope(q, torch.full((5,), 91 - 40)) * rope(k, torch.arange(5))).sum(-1)
-    torch.testing.assert_close(direct, moved, rtol=1e-12, atol=1e-12)
-
-
 def test_closed_gates_touch_neither_index_nor_tiers() -> None:
     config, randn = one_layer(cmt_cutoff=1.0), Random(0)
     driver = Driver(config, [randn(2, 8)])

@@ -41,6 +41,7 @@ QUESTIONS = [
     "Quand l'agence de Lyon quitte-t-elle la rue Garibaldi ?",
     "rent weaver house",
     "And of the CP-60?",
+    "And Gloucester?",
     "How much is it?",
     "What about the second one?",
     "Summarize the lease.",
@@ -190,8 +191,3 @@ def test_a_question_that_refers_to_something_or_is_very_short_leans_on_others() 
     assert leans("How loud is it?") and leans("On which day?")
     assert leans("And which ship did he own after that?")
     assert not leans("What is the power consumption of the CP-60?")
-
-
-@pytest.mark.parametrize("follow_up", ["And Gloucester?", "And in Paris?"])
-def test_a_follow_up_of_one_word_asks(follow_up: str) -> None:
-    assert asks(follow_up)

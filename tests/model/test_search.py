@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidInput
 from memstore.model.landmark import landmark_model as search
@@ -61,18 +60,6 @@ def test_searching_again_finds_the_same(
         assert found(small) == first
 
 
-def test_more_than_there_is_gives_every_block_once(
-    model: LandmarkModel, store: MemoryStore
-) -> None:
-    found = model.search(PHRASE, store, top_k=100_000)
-    every = {
-        (document.name, block) for document in store.documents() for block in range(document.blocks)
-    }
-    assert (
-        len(found) == len(every) and {(source.document, source.block) for source in found} == every
-    )
-
-
 def test_a_document_that_was_not_chosen_never_appears(
     model: LandmarkModel, store: MemoryStore
 ) -> None:
@@ -99,24 +86,6 @@ def test_a_shortlist_is_what_landmarks_find_and_bounds_what_is_read(
     for source in listed:
         place = source.document, source.block
         assert source.weight == pytest.approx(weights[place], rel=1e-5)
-
-
-def test_a_phrase_is_compared_token_by_token_at_every_offset(
-    model: LandmarkModel, store: MemoryStore
-) -> None:
-    """The weight of a block, written out with keys freed from their positions."""
-    best = model.search(PHRASE, store, top_k=1)[0]
-    document = store.document("second")
-    looks = search._look(model, model.tokenizer.encode(f" {PHRASE}"), 100)
-    layer, head = search._sharpest(store, [(document.id, 0, document.blocks)], looks, 100)[0]
-    head //= 2
-    with store.lease([search.BlockKey(document.id, layer, best.block, head)]) as lease:
-        stored = lease.k[lease.slots[0]].float()
-    free = model.transformer.rope(stored, -torch.arange(8))
-    cosines = torch.nn.functional.cosine_similarity(
-        looks[layer].k[head][:, None], free[None], dim=-1
-    )
-    assert best.weight == pytest.approx(float((16 * (cosines.amax(1) - 1)).exp().mean()), abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,37 +1,11 @@
-"""A text is read once, and checked as a whole before anything is stored."""
+"""A text is checked as a whole before anything is stored."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from memstore.errors import InvalidInput
 from memstore.model.source_text import Text
-from memstore.store.memory_store import MemoryStore
-from support.tiny_model import text, tiny_model
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of files, as they are opened for reading."""
-    names: list[str] = []
-    inner = Path.open
-
-    def open_file(path: Path, *arguments: object, **options: object) -> object:
-        names.append(path.name)
-        return inner(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", open_file)
-    yield names
-
-
-def test_a_file_is_read_once(tmp_path: Path, opened: list[str]) -> None:
-    model = tiny_model(tmp_path / "model")
-    (tmp_path / "book.txt").write_text(text(200))
-    opened.clear()
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        document = model.ingest(tmp_path / "book.txt", store)
-    assert document.name == "book.txt" and opened.count("book.txt") == 1
 
 
 def test_a_text_is_the_same_however_it_is_given(tmp_path: Path) -> None:

@@ -17,20 +17,17 @@ from memstore.model.lookup_settings import Granularity
 from memstore.model.session import ReadUnit, StepReads
 from memstore.tiers.slots import Lease
 
-Locate = Callable[[int], tuple[int, int]]
-"""(document, block) of a candidate."""
-
 
 def lease_requested(
     lease: Callable[[list[BlockKey]], Lease],
     layer: int,
     candidates: Tensor,
     group: int,
-    locate: Locate,
+    locate: Callable[[int], tuple[int, int]],
 ) -> tuple[Lease, Tensor]:
     """A lease on the distinct units of candidates [H, T or 1, K] (-1 = none), and their slots in
-    the same shape (-1 = none). group: query heads of a KV head. NumPy finds them: a decoding step
-    has few, and calls of torch would cost more.
+    the same shape (-1 = none). group: query heads of a KV head. locate: (document, block) of a
+    candidate. NumPy finds them: a decoding step has few, and calls of torch would cost more.
     """
     chosen = candidates.cpu().numpy()
     kv_heads = len(chosen) // group
@@ -57,7 +54,7 @@ def requested_reads(
     mass: Tensor,
     slots: Tensor,
     lease: Lease,
-    locate: Locate,
+    locate: Callable[[int], tuple[int, int]],
 ) -> StepReads:
     """What one row read: mass [H, T, K] by row, slots as `lease_requested` gave them."""
     own = min(row, candidates.shape[1] - 1)

@@ -1,5 +1,5 @@
-"""Passages to keys and values: each computed alone behind the model's prefix, many in a forward
-pass.
+"""Passages to keys and values: fetched out of a memory, or each computed alone behind the model's
+prefix, many in a forward pass.
 
 What is computed of a passage follows, to rounding, from the model and the passage's tokens alone:
 in a pass passages follow one another without padding, and each attends to the prefix and to itself
@@ -7,9 +7,10 @@ as if it were alone. The last bits depend on the passages computed with it and o
 nothing identifies a passage by its keys and values.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
+import time
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,15 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from memstore.errors import InvalidWeights
+from memstore.block import BlockKey
+from memstore.errors import (
+    BlocksUnavailable,
+    CorruptBlock,
+    CorruptMemory,
+    InvalidWeights,
+    MissingBlock,
+    StoreUnavailable,
+)
 from memstore.model.adapter import Enough
 from memstore.model.passages.repositioned_attention import (
     KeysValues,
@@ -26,8 +35,9 @@ from memstore.model.passages.repositioned_attention import (
     read_prefix,
     seen_by,
 )
-from memstore.model.passages.selector import Captured, Captures
+from memstore.model.passages.selector import Captured, Captures, Chosen
 from memstore.model.rotary import Positions
+from memstore.store.memory_store import MemoryStore
 from memstore.store.write.chunk import finite
 
 _TOKENS = 256  # of a pass at most: as fast as more on a CPU
@@ -214,3 +224,166 @@ def _plain(x: torch.Tensor) -> bool:
     return (
         known and x.layout is torch.strided and (x.device.type, x.dtype) == ("cpu", torch.float32)
     )
+
+
+# Fetched out of a memory, or computed where it has none
+
+
+class _Taken(NamedTuple):
+    """A passage: rows [R, Shape.passage_width], which of them its tokens' keys and values are
+    (int64 [n] each), and the tier that had them.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    values: Tensor
+    tier: str
+
+
+class Fetched:
+    """Passages that a session reads, in leased slots.
+
+    lengths: tokens of each; tiers: where each was.
+    """
+
+    def __init__(self, reader: PassageModel, taken: Sequence[_Taken]) -> None:
+        self.lengths = [len(one.keys) for one in taken]
+        self.tiers = [one.tier for one in taken]
+        self._shape, self._device = reader.shape, reader.device
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # of those in the same rows, at once
+        for _, run in groupby(taken, key=lambda one: one.rows.data_ptr()):
+            some = list(run)
+            keys, values = (torch.cat(both) for both in zip(*((x.keys, x.values) for x in some)))
+            self._parts.append((some[0].rows, keys, values))
+
+    def layer(self, layer_idx: int) -> KeysValues:
+        """Keys and values [Hkv, T, D] of the tokens of all in a layer; of none in one without
+        memory.
+        """
+        shape, layers = self._shape, self._shape.memory_layers
+        heads = shape.num_kv_heads, shape.head_dim
+        halves: tuple[list[Tensor], list[Tensor]] = [], []
+        for rows, *both in self._parts if layer_idx in layers else ():
+            of_layers = rows.view(-1, heads[0] * heads[1])
+            for half, at in zip(halves, both):
+                here = at * len(layers) + layers.index(layer_idx)
+                some = of_layers.index_select(0, here).view(-1, *heads)
+                half.append(some.to(self._device).transpose(0, 1))
+        none = torch.zeros(heads[0], 0, heads[1], dtype=shape.kv_dtype, device=self._device)
+        k, v = (half[0] if len(half) == 1 else torch.cat([none, *half], 1) for half in halves)
+        return k, v
+
+
+class PassageFetch:
+    """Fetches passages for one session."""
+
+    def __init__(self, reader: PassageModel, store: MemoryStore) -> None:
+        self._reader, self._store = reader, store
+        self._leases = ExitStack()  # of the passages that are being fetched
+
+    @contextmanager
+    def fetch(self, passages: Sequence[Chosen], *, compute: bool) -> Iterator[Fetched]:
+        """Context with keys and values of passages, leased until it ends. A passage that the memory
+        does not hold, or only damaged, is computed as it would be stored; without `compute`, only
+        the passages before it are returned. Raises BlocksUnavailable, BudgetExceeded,
+        DocumentNotFound, CorruptBlock.
+        """
+        with ExitStack() as self._leases:
+            found = self._take(passages, compute)
+            yield Fetched(self._reader, [one for one in found if one is not None])
+
+    def _take(self, passages: Sequence[Chosen], compute: bool) -> list[_Taken | None]:
+        """As `fetch`. Of passages that cannot be had the tokens have to be here."""
+        places = self._store.retrieval.stored_at([(one.document, one.block) for one in passages])
+        away = 0
+        while True:
+            try:
+                found, damaged = self._leased(places)
+                break
+            except BlocksUnavailable as error:
+                gone = {(number, block) for number, _, block, _ in error.units}
+                lost = [one for one, place in zip(passages, places) if place in gone]
+                try:
+                    for one in lost:
+                        self.ids(one)
+                except StoreUnavailable:
+                    raise error from None
+                if not lost:
+                    raise
+                places = [None if place in gone else place for place in places]
+                away += len(lost)
+        missing = [at for at, one in enumerate(found) if one is None]
+        if missing:
+            self._store.retrieval.count_computed(len(missing), damaged=damaged, away=away)
+            if compute:
+                self._compute(passages, missing, found)
+            else:
+                del found[missing[0] :]
+        return found
+
+    def _compute(
+        self, passages: Sequence[Chosen], missing: Sequence[int], found: list[_Taken | None]
+    ) -> None:
+        """Compute the missing ones of these passages, and hold them for the next question."""
+        began = time.perf_counter()
+        ids = [self.ids(passages[at]) for at in missing]
+        for at, made in zip(missing, encode(self._reader, ids)):
+            chosen, seconds = passages[at], time.perf_counter() - began
+            k, v = made.stored
+            self._store.retrieval.take_computed(chosen.document, chosen.block, k, v, seconds)
+            keys = torch.arange(len(made.k))
+            found[at] = _Taken(torch.cat((k, v)), keys, keys + len(keys), "computed")
+            began = time.perf_counter()
+
+    def _leased(self, places: Sequence[tuple[int, int] | None]) -> tuple[list[_Taken | None], int]:
+        """What the memory holds of passages; None of those that it does not, and how many of these
+        are damaged.
+        """
+        there = [place for place in places if place is not None]
+        try:
+            found = iter(self._lease(there))
+            return [None if place is None else next(found) for place in places], 0
+        except CorruptBlock:
+            pass
+        each: list[_Taken | None] = []
+        damaged = 0
+        for place in places:
+            try:
+                each += [None] if place is None else self._lease([place])
+            except CorruptBlock as error:
+                each.append(None)
+                damaged += not isinstance(error, MissingBlock)
+        return each, damaged
+
+    def _lease(self, places: Sequence[tuple[int, int]]) -> list[_Taken]:
+        """The same of passages that are there. Raises CorruptBlock."""
+        at_once = max(1, self._store.tiers.top.capacity)
+        taken: list[_Taken] = []
+        for first in range(0, len(places), at_once):
+            units = [BlockKey(number, 0, block, 0) for number, block in places[first:][:at_once]]
+            lease = self._store.lease(units)
+            rows, keys, values = lease.tokens()
+            if len(places) <= at_once:
+                self._leases.enter_context(lease)
+            else:  # the next ones need their slots
+                with lease:
+                    rows = rows.index_select(0, torch.cat((keys, values)))
+                keys, values = torch.arange(len(rows), device=rows.device).chunk(2)
+            lengths = lease.lengths.tolist()
+            for some in zip(keys.split(lengths), values.split(lengths), lease.tiers):
+                taken.append(_Taken(rows, *some))
+        return taken
+
+    def ids(self, one: Chosen) -> list[int]:
+        """The tokens of a passage."""
+        (passage,) = self._store.passages(one.document, one.block, one.block + 1)
+        ids: list[int] = passage.ids.tolist()
+        return ids
+
+    def content(self, document: int, block: int) -> Hashable:
+        """The tokens of a passage, which identify it; its place where they cannot be read."""
+        try:
+            (passage,) = self._store.passages(document, block, block + 1)
+        except (CorruptMemory, StoreUnavailable):  # reported if the passage is chosen
+            return document, block
+        return passage.ids.tobytes()

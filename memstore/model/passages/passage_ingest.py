@@ -306,7 +306,11 @@ def read_passages(
     missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
     layers = reader.selector.captures.layers if keep == "text" else None
     computed = encode(reader, missing, layers=layers)
-    title, places = _title(text), Places(text.places)
+    # passages are found by what they stand under, too: the document's name, its first line if that
+    # is short, and their headings
+    line, _, _ = text.content.lstrip()[: _TITLE + 1].partition("\n")
+    title = f"{text.name}\n{line}" if len(line) <= _TITLE else text.name
+    places = Places(text.places)
     while pairs := list(islice(coming, _AT_ONCE)):
         some = [one for one, _ in pairs]
         new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
@@ -321,14 +325,6 @@ def read_passages(
             words=reader.selector.words(list(map("\n".join, zip(texts, above)))),
         )
         yield some[0].start, some[-1].end
-
-
-def _title(text: Text) -> str:
-    """The document's name, and its first line if that is short: what all its passages stand under,
-    and are found by, with their headings.
-    """
-    line, _, _ = text.content.lstrip()[: _TITLE + 1].partition("\n")
-    return f"{text.name}\n{line}" if len(line) <= _TITLE else text.name
 
 
 def _looked_up(

@@ -20,7 +20,7 @@ from memstore.model.answer import Found, Ranked
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
 from memstore.model.model_api import ModelAPI
 from memstore.model.passages.adaptation import Evidence, Refusal
-from memstore.model.passages.passage_fetch import Fetched, PassageFetch
+from memstore.model.passages.passage_encoding import Fetched, PassageFetch
 from memstore.model.passages.passage_ingest import read_passages
 from memstore.model.passages.repositioned_attention import (
     STEP,
