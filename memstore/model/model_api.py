@@ -142,21 +142,7 @@ class ModelAPI(ModelAdapter):
         while some := list(islice(remaining, together)):
             with ExitStack() as stack:
                 chats = [stack.enter_context(self.chat(store, documents, **lookup)) for _ in some]
-                found: dict[int, Answer] = {}
-                going = {
-                    number: chat.asking(question, **answering)
-                    for number, (chat, question) in enumerate(zip(chats, some, strict=True))
-                }
-                while going:
-                    for number, steps in list(going.items()):
-                        try:
-                            next(steps)
-                        except StopIteration as end:
-                            found[number] = end.value
-                            del going[number]
-                    pending = (chats[number].continuation for number in going)
-                    read_pending([one for one in pending if one is not None])
-                answers += [found[number] for number in range(len(some))]
+                answers += _ask_together(chats, some, **answering)
         return answers
 
     @contextmanager
@@ -304,6 +290,21 @@ def _check_phrase(what: str, text: str) -> None:
         raise InvalidInput(f"the {what} must be text, is {text!r}")
     if not text.strip():
         raise InvalidInput(f"the {what} is empty")
+
+
+def _ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: Any) -> list[Answer]:
+    """Continue each session with its question; settings: of AnswerSettings."""
+    answers: dict[int, Answer] = {}
+    going = {n: chat.asking(questions[n], **settings) for n, chat in enumerate(chats)}
+    while going:
+        for number, steps in list(going.items()):
+            try:
+                next(steps)
+            except StopIteration as end:
+                answers[number] = end.value
+                del going[number]
+        read_pending([one for number in going if (one := chats[number].continuation) is not None])
+    return [answers[number] for number in range(len(chats))]
 
 
 class Detokenizer:

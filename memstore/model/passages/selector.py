@@ -225,9 +225,9 @@ class Selector:
 
     def joined(self, learned: Tensor, by_words: Tensor, query: Query, store: Found) -> Tensor:
         """The scores [blocks] whose two parts are these."""
-        deviation, of_words = _spread_of_all(learned, store)[1], None
+        deviation, of_words = spread(learned)[1], None
         if isinstance(store, Shortlist):
-            of_words = store.word_spread(query.words)
+            deviation, of_words = store.spread[1], store.word_spread(query.words)
         return learned + self.word_weight * deviation * standardise(by_words, of_words)
 
     def adds(self, query: Query, store: Found, scope: Scope) -> Tensor | None:
@@ -277,17 +277,13 @@ def score_blocks(selector: Selector, query: Query, store: MemoryStore, scope: Sc
     else:
         found, scope, blocks = short, short.scope, short.blocks
     scores = selector.scores(query, found, scope)
-    return Scored(scores, scope, found, _spread_of_all(scores, found)[1], blocks)
+    _, deviation = spread(scores) if short is None else short.spread
+    return Scored(scores, scope, found, deviation, blocks)
 
 
 def spread(scores: Tensor) -> tuple[float, float]:
     """Mean and standard deviation of scores [blocks]."""
     return float(scores.mean()), float(scores.std(correction=0))
-
-
-def _spread_of_all(scores: Tensor, store: Found) -> tuple[float, float]:
-    """The same of the scores of all blocks by landmarks, also where these are a shortlist's."""
-    return store.spread if isinstance(store, Shortlist) else spread(scores)
 
 
 def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor:
