@@ -154,7 +154,8 @@ def ingest(
         return _described(store, text)
     with writer:
         began, resumed, total = time.perf_counter(), writer.tokens, len(text.content)
-        first, freed = None, writer.tokens
+        first: int | None = None
+        freed = writer.tokens
         for before, done in read(writer):
             first = before if first is None else first
             seconds = time.perf_counter() - began
