@@ -378,8 +378,8 @@ def _best_of_each(found: Iterable[Found], by: str) -> Iterator[Found]:
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     """LookupSettings, and AnswerSettings."""
-    if unknown := sorted(options.keys() - AskOptions.__annotations__.keys()):
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if unknown := sorted(given.keys() - AskOptions.__annotations__.keys()):
         known = ", ".join(AskOptions.__annotations__)
         raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {known}")
-    lookup: dict[str, Any] = {**options}
-    return lookup, {name: lookup.pop(name) for name in ANSWER_SETTINGS if name in lookup}
+    return given, {name: given.pop(name) for name in ANSWER_SETTINGS if name in given}

@@ -418,4 +418,4 @@ class PassageAPI(ModelAPI, PassageModel):
         places = [(number, at) for number, first, end in searched for at in range(first, end)]
         best = torch.sort(found.scores, descending=True, stable=True)
         ranked = zip(best.indices.tolist(), best.values.tolist())
-        return (Found(*places[place], score) for place, score in ranked), answered
+        return (Found(*places[int(at)], score) for at, score in ranked), answered
