@@ -257,7 +257,7 @@ class Chat:
         cut = tokens.stopped or len(said.tokens) == chosen.max_new_tokens
         most = chosen.max_sources
         if silent:
-            sources = []
+            sources = list[Source]()
             for document, block, score in session.closest:
                 if len(sources) < most:
                     with suppress(DocumentNotFound):  # deleted since
