@@ -60,8 +60,8 @@ class ReadOnlyMemory(MemstoreError):
 
 
 class WrongModel(MemstoreError):
-    """The memory was written by another model, or with another selector; `differences` says in what
-    their signatures differ, one entry a field.
+    """The memory was written by another model, or with another selector; `differences` names the
+    fields in which their signatures differ.
     """
 
     def __init__(self, message: str, differences: Sequence[str] = ()) -> None:

@@ -13,8 +13,7 @@ from benchmarks.common.tables import tokens_text
 from benchmarks.common.timing import timed
 from benchmarks.gpu.part import Case, Row, Setting
 from benchmarks.index.engines import TOP_K, fill
-from memstore.index import Scope, make_index
-from memstore.index.packed import PackedIndex
+from memstore.index import LandmarkIndex, Scope
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -29,7 +28,7 @@ def searches(setting: Setting, n: int, heads: int, dim: int) -> Iterator[Row]:
     size = heads * n * dim * 4
     what = f"best {TOP_K} of {tokens_text(n)} keys x {heads} heads x {dim}"
 
-    def asked(index: PackedIndex, scope: Scope) -> tuple[float, float, torch.Tensor]:
+    def asked(index: LandmarkIndex, scope: Scope) -> tuple[float, float, torch.Tensor]:
         """Seconds on the device and from Python, and what is found."""
         q = (centres[:heads].diagonal(dim1=0, dim2=1).T[:, None] * dim**-0.5).to(index.device)
 
@@ -43,7 +42,7 @@ def searches(setting: Setting, n: int, heads: int, dim: int) -> Iterator[Row]:
     exact = None
     index: Any
     for device in dict.fromkeys((setting.device, "cpu")):
-        index = make_index("packed", heads, dim, device=device)
+        index = LandmarkIndex(heads, dim, device=device)
         seconds, called, found = asked(index, fill(index, 0, keys.to(device), [n]))
         note = f"{1e6 * called:,.0f} µs a call from Python"
         if device == "cpu":
@@ -59,7 +58,7 @@ def searches(setting: Setting, n: int, heads: int, dim: int) -> Iterator[Row]:
 
     on_gpu = setting.cuda and hasattr(faiss, "StandardGpuResources")
     for device in ("cpu", *([setting.device] if on_gpu else [])):
-        index = make_index("auto", heads, dim, device=device)
+        index = LandmarkIndex(heads, dim, kind="auto", device=device)
         scope = fill(index, 0, keys.to(device), [n])
         index.samples = {(0, head): [keys[torch.randint(n, (64,)), head]] for head in range(heads)}
         building, _ = timed(partial(index.build, [0], TOP_K))

@@ -27,7 +27,7 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
 from benchmarks.common.timing import interleaved, paired_ratio, timed
-from memstore.index import INDEX_KINDS, FaissIndex, PackedIndex, Scope, make_index
+from memstore.index import INDEX_KINDS, LandmarkIndex, Scope
 
 TOP_K = 4
 ROWS = (1, 64)  # query rows a head
@@ -101,7 +101,7 @@ def evenly(rows: np.ndarray, count: int) -> np.ndarray:
     return np.ascontiguousarray(rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)])
 
 
-def fill(index: PackedIndex, layer: int, keys: Tensor, lengths: Sequence[int]) -> Scope:
+def fill(index: LandmarkIndex, layer: int, keys: Tensor, lengths: Sequence[int]) -> Scope:
     """Add keys [n, Hkv, D] as documents 1, 2, ..; returns the scope of them all."""
     scope, at = [], 0
     for document, length in enumerate(lengths, 1):
@@ -119,16 +119,16 @@ def engines_at(
     edges = np.linspace(0, size, min(options.documents, size) + 1).astype(np.int64)
     lengths = np.diff(edges).tolist()
     rows: dict[str, dict[str, Any]] = {}
-    indexes: dict[str, PackedIndex] = {}
+    indexes: dict[str, LandmarkIndex] = {}
     for kind in options.kinds:
         expected = size * seconds_a_key.get(kind, 0.0)
         if expected > options.build_limit:
             print(f"{kind} at {tokens_text(size)} left out: a build of {expected:.0f} s")
             continue
-        index = indexes[kind] = make_index(kind, *keys.shape[1:])
+        index = indexes[kind] = LandmarkIndex(*keys.shape[1:], kind=kind)
         scope = fill(index, layer, keys, lengths)
         rows[kind] = {"build_seconds": 0.0}
-        if isinstance(index, FaissIndex):
+        if index.kind == "auto":
             index.samples = {at: [torch.from_numpy(some)] for at, some in data.train.items()}
             rows[kind]["build_seconds"], _ = timed(partial(index.build, [layer], TOP_K))
         rows[kind]["bytes"] = index.bytes
@@ -155,14 +155,14 @@ def engines_at(
     return {"landmarks": size, "documents": len(lengths), "kinds": rows}
 
 
-def hits(index: PackedIndex, layer: int, scope: Scope, q: Tensor) -> Tensor:
+def hits(index: LandmarkIndex, layer: int, scope: Scope, q: Tensor) -> Tensor:
     """Candidates [H, T, top k] for q [H, T, D], 32 rows at a time."""
     found = [index.search(layer, some, scope, TOP_K).candidates for some in q.split(32, 1)]
     return torch.cat(found, 1)
 
 
 def clock(
-    data: Data, index: PackedIndex, scope: Scope, rows: int, burst: int, seed: int
+    data: Data, index: LandmarkIndex, scope: Scope, rows: int, burst: int, seed: int
 ) -> Callable[[int], float]:
     """Seconds a search, of `burst` searches in a row for fresh rows; for `interleaved`."""
 

@@ -21,8 +21,8 @@ import numpy as np
 from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey, RecordKey
+from memstore.disk.format.document import WriteId
 from memstore.disk.format.keys import record_key
-from memstore.disk.format.record import WriteId
 from memstore.disk.lmdb.pages import Extent, ask
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.block_table import BlockTable
@@ -91,7 +91,7 @@ class Batch:
         header and these have to be there. Raises CorruptBlock.
         """
         _, key, write, places = record
-        header = self._table.form.header(data, key, write)
+        header = self._table.header(data, key, write)
         for place in places:
             self.lengths[place] = header.length
             held, size = self.numbers[place], self._slot_size
@@ -101,7 +101,7 @@ class Batch:
             else:
                 whole = np.empty((2, len(held) * size, *self._bits.shape[3:]), self._bits.dtype)
             head, kv = self.units[place].head, (whole[0], whole[1])
-            self._table.form.decode_head(data, key, header, head, kv)
+            self._table.decode_head(data, key, header, head, kv)
             for at, slot in enumerate(held) if len(held) > 1 else ():
                 self._bits[slot] = whole[:, at * size : (at + 1) * size]
 
@@ -131,7 +131,7 @@ class PlacedReader:
     """
 
     def __init__(self, path: Path, table: BlockTable) -> None:
-        self._path, self._form = path, table.form
+        self._path, self._table = path, table
         self._thread = threading.local()  # has the image of the record that it reads
         # the system's reads and checksums leave the interpreter to other threads
         self._pool = ThreadPoolExecutor(_MOST_THREADS - 1, "memstore-read")
@@ -184,13 +184,13 @@ class PlacedReader:
         """
         (at, size), record = placed
         try:
-            heads = batch.heads_of(record) if size == self._form.raw_record_bytes else None
+            heads = batch.heads_of(record) if size == self._table.raw_record_bytes else None
             if heads is not None:
-                header = bytearray(self._form.header_bytes)
+                header = bytearray(self._table.header_bytes)
                 if os.preadv(file, [header, *heads], at, flags) < size:
                     raise OSError("the file ends before it")
                 digests = b"".join(map(xxh3_64_digest, heads))
-                if header == self._form.raw_header(record[1], record[2], digests):
+                if header == self._table.raw_header(record[1], record[2], digests):
                     return True
             image = self._image(size)  # of what is damaged it is told then what is wrong
             if os.preadv(file, [image], at, flags) < size:

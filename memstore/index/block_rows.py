@@ -95,19 +95,14 @@ class Rows:
         if runs:
             self._runs[document] = runs
 
-    def documents(self) -> set[int]:
-        """Those that have rows."""
-        return {*self._runs}
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """The blocks [first, end) of each document."""
+        return {n: (runs[0].first_block, runs[-1].end_block) for n, runs in self._runs.items()}
 
     def all(self) -> list[tuple[int, Run]]:
         """Every document's runs, in the order of the rows."""
         runs = [(document, run) for document, of in self._runs.items() for run in of]
         return sorted(runs, key=lambda run: run[1].start)
-
-    def span(self, document: int) -> tuple[int, int]:
-        """The blocks [first, end) of a document; (0, 0) if none."""
-        runs = self.of(document)
-        return (runs[0].first_block, runs[-1].end_block) if runs else (0, 0)
 
     def ranges(self, scope: Scope) -> Ranges:
         """The rows of a scope; neighbours are joined. Raises DocumentNotFound."""
@@ -117,10 +112,7 @@ class Rows:
                 continue
             runs = self.of(document)
             if not runs or first < runs[0].first_block or end > runs[-1].end_block:
-                raise DocumentNotFound(
-                    f"document {document} has no blocks {first}..{end - 1}: it was forgotten or "
-                    "changed; look at the memory's documents again"
-                )
+                raise not_held(document, first, end)
             for run in runs:
                 low, high = max(first, run.first_block), min(end, run.end_block)
                 if low < high:
@@ -158,6 +150,14 @@ class Rows:
         at = np.searchsorted(self._by_row[:, 0], rows, "right") - 1
         starts, documents, firsts = self._by_row[at].T
         return documents, rows - starts + firsts
+
+
+def not_held(document: int, first: int, end: int) -> DocumentNotFound:
+    """The error for a scope that names blocks that are not held."""
+    return DocumentNotFound(
+        f"document {document} has no blocks {first}..{end - 1}: it was forgotten or changed; look "
+        "at the memory's documents again"
+    )
 
 
 class Remembered:

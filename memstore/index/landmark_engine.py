@@ -10,7 +10,7 @@ docs/appendix/index.md has what that is worth.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -21,8 +21,7 @@ import torch
 from memstore.decode import Positive, Share
 from memstore.errors import InvalidInput, install_extra
 from memstore.index.block_rows import Ranges, Remembered, Scope
-from memstore.index.index_file import Parts
-from memstore.index.inverted_lists import arrays_of, empty_lists, faiss, index_of
+from memstore.index.index_file import Parts, arrays_of, empty_lists, faiss, index_of
 
 RECALL = 0.95  # share of the true top blocks that an engine is calibrated to find
 RESCORED = 4  # candidates a wanted block that an engine proposes, before their exact scores choose
@@ -235,20 +234,18 @@ class Engine:
             self.scopes.clear()
 
     def cover(self, scope: Scope) -> Cover:
-        """What the engine holds of a scope."""
+        """What the engine holds of a scope: documents whole."""
         shift, inside = np.zeros(len(self.blocks), np.int64), np.zeros(self.size, bool)
-        rest, rest_candidates, seen, at = [], [], set[int](), 0
+        rest, rest_candidates, at = [], [], 0
         for document, first, end in scope:
-            place = None if document in seen else self.documents.get(document)
-            seen.add(document)
-            stop = first
-            if place is not None and first < self.blocks[place]:
-                start, stop = self.starts[place], min(end, int(self.blocks[place]))
-                inside[start + first : start + stop] = True
-                shift[place] = at - first - start
-            if stop < end:
-                rest.append((document, stop, end))
-                rest_candidates.append((at + stop - first, at + end - first))
+            place = self.documents.get(document)
+            if place is not None and (first, end) == (0, self.blocks[place]):
+                start = self.starts[place]
+                inside[start : start + end] = True
+                shift[place] = at - start
+            elif first < end:
+                rest.append((document, first, end))
+                rest_candidates.append((at, at + end - first))
             at += max(0, end - first)
         held = int(inside.sum())
         bits = np.packbits(inside, bitorder="little")
@@ -294,7 +291,7 @@ class Engine:
         for head in self.heads:
             metric = head.metric
             parts += [metric.mean, metric.of_keys, metric.of_queries, *arrays_of(head.index)]
-        return header, [part.reshape(-1).view(np.uint8) for part in parts]
+        return header, parts
 
     @classmethod
     def of_parts(
@@ -303,29 +300,19 @@ class Engine:
         """The inverse; no document counts as unchanged yet. Raises ValueError and what FAISS raises
         for parts that are not of an engine of `num_kv_heads` heads of `dim` numbers.
         """
-        rest = iter(parts)
-        heads = [
-            HeadEngine(*_head_of(rest, dim), effort, recall)
-            for effort, recall in zip(header.efforts, header.recalls, strict=True)
-        ]
-        engine = cls(heads, header.top_k, header.documents)
+        rest, heads = iter(parts), list[HeadEngine]()
+        rows = sum(blocks for _, blocks, _ in header.documents)
+        for effort, recall in zip(header.efforts, header.recalls, strict=True):
+            # copies: the file may be changed or removed, and a copy is aligned
+            metric = [np.array(part).view("<f4") for part in islice(rest, 3)]
+            if not all(np.isfinite(part).all() for part in metric):
+                raise ValueError("its metric is not finite")
+            shapes = (dim,), (dim, dim), (dim, dim)
+            metric = [part.reshape(shape) for part, shape in zip(metric, shapes)]
+            index, ids = index_of("SQ8", dim, rest)
+            if len(ids) != rows or not np.array_equal(np.sort(ids), np.arange(rows)):
+                raise ValueError("its rows are not each there once")
+            heads.append(HeadEngine(QueryMetric(*metric), index, effort, recall))
         if len(heads) != num_kv_heads or next(rest, None) is not None:
             raise ValueError(f"{len(heads)} heads instead of {num_kv_heads}")
-        for head in heads:
-            ids = np.sort(arrays_of(head.index)[3])
-            if len(ids) != engine.size or not np.array_equal(ids, np.arange(len(ids))):
-                raise ValueError("its rows are not each there once")
-        return engine
-
-
-def _head_of(parts: Iterator[np.ndarray], dim: int) -> tuple[QueryMetric, Any]:
-    """The next head's metric and lists."""
-    kinds = ("<f4", "<f4", "<f4", "<f4", "<f4", "<u4", "<u4")
-    # copies: the file may be changed or removed, and a copy is aligned
-    arrays = [np.array(next(parts)).view(kind) for kind in kinds]
-    mean, of_keys, of_queries, centroids, codebook, sizes, ids = arrays
-    if not all(np.isfinite(part).all() for part in arrays[:3]):
-        raise ValueError("its metric is not finite")
-    metric = QueryMetric(mean.reshape(dim), of_keys.reshape(dim, dim), of_queries.reshape(dim, dim))
-    codes = [*islice(parts, len(sizes))]
-    return metric, index_of("SQ8", centroids.reshape(-1, dim), codebook, sizes, ids, codes)
+        return cls(heads, header.top_k, header.documents)

@@ -1,5 +1,5 @@
 """The first of two stages of a search over very many token landmarks: inverted lists of rounded
-landmarks propose the passages that are worth an exact score.
+landmarks propose the passages that are worth an exact score; and the file that holds them.
 
 A question's score of a passage is a sum over its tokens, weighted, of the greatest product with the
 passage's landmarks, and few of its tokens weigh anything. Each of these searches the lists nearest
@@ -9,20 +9,38 @@ XTR, arXiv 2304.01982; codes of 4 bits that are summed in registers: FAISS's Fas
 """
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
-from memstore.index.inverted_lists import empty_lists, faiss
+from memstore.decode import Block, Positive
+from memstore.disk.format.runs import BlockWords, Run
+from memstore.index.index_file import (
+    Parts,
+    Pieces,
+    Unusable,
+    arrays_of,
+    decode_file,
+    decode_header,
+    empty_lists,
+    encode_file,
+    faiss,
+    index_of,
+    understood,
+)
 from memstore.index.late_interaction import INT8_STEPS
+from memstore.index.word_index import HeldPostings, by_row
 
 CODE = 16  # bytes of a landmark's code
-KIND = f"PQ{2 * CODE}x4fs"  # the codes, as FAISS calls them: two numbers of 4 bits a byte
+FILE = "passages.idx"
 TRAINED = 64  # landmarks a list that k-means sees
 SAMPLED = 2048  # passages that bounds are estimated from
-LEAST_SAMPLED = 256  # of them in a scope: fewer are too few
 
+_KIND = f"PQ{2 * CODE}x4fs"  # the codes, as FAISS calls them: two numbers of 4 bits a byte
+_LEAST_SAMPLED = 256  # passages of the sample in a scope: fewer are too few
 _ROUNDS = 8  # of k-means
 _HEAVY = 0.95  # of a question's weight: the heaviest tokens that hold it are looked up
 _MOST_HEAVY = 24  # of them; an exact search costs as much as more
@@ -32,28 +50,47 @@ _AMONG, _RANGE = 8, 2.25
 # The share of all passages that a token with all the weight looks for, and of all lists that it
 # searches; one with a quarter of the weight half as many.
 _SOUGHT, _PROBED = 0.1, 0.1
+# The arrays of a file before those of the lists: digests, keys and counts of words, words of each
+# passage, tokens of each, sample.
+_KINDS = "<u8", "<u8", "<u2", "<f4", "<u2", "i1"
 
 
-class TokenLists:
+class Covered(NamedTuple):
+    """A document in lists, as it was when they were made: its blocks are consecutive passages."""
+
+    name: Annotated[str, Meta(max_length=4096)]
+    blocks: Block
+    state: bytes  # changes with the document
+
+
+class _Header(Parts):
+    digest: str  # of the selector
+    covered: list[Covered]
+    stride: Positive  # of the sample
+
+
+@dataclass
+class PassageLists:
     """Lists of the token landmarks of passages 0, 1, .., in the order in which they were added.
     Safe for several threads.
     """
 
-    def __init__(
-        self, index: Any, lengths: np.ndarray, digests: np.ndarray, stride: int, sample: np.ndarray
-    ) -> None:
-        """index: FAISS's, whose ids are passages; lengths: int64 [passages], tokens of each;
-        digests: uint64 [passages], XXH3-64 of each one's landmarks; sample: int8 [tokens, width],
-        landmarks of passages 0, stride, 2 stride, ..
-        """
-        self.index, self.lengths, self.digests = index, lengths, digests
-        self.stride, self.sample = stride, sample
-        self.ends = np.cumsum(lengths)  # where each passage's tokens end, counted over all
-        self._near = sample.astype(np.float32) / INT8_STEPS
+    index: Any  # FAISS's, whose ids are passages
+    lengths: np.ndarray  # int64 [passages]: tokens of each
+    digests: np.ndarray  # uint64 [passages]: XXH3-64 of each one's landmarks
+    stride: int
+    sample: np.ndarray  # int8 [tokens, width]: landmarks of passages 0, stride, 2 stride, ..
+    # float32 [passages], words of each, and all words; None: the selector stores none
+    words: tuple[np.ndarray, HeldPostings] | None
+    covered: list[Covered]
+    digest: str  # of the selector
+
+    def __post_init__(self) -> None:
+        self._near = self.sample.astype(np.float32) / INT8_STEPS
 
     @property
     def bytes(self) -> int:
-        """Main memory that they take."""
+        """Main memory that they take, without words."""
         held = self.index.ntotal * (CODE + 8) + 2 * self.lengths.nbytes + self.digests.nbytes
         return int(held + self._near.nbytes + self.sample.nbytes)
 
@@ -77,7 +114,7 @@ class TokenLists:
         in_scope = slice(None) if inside is None else inside[rows]
         heaviest = np.argsort(-weights)
         heavy = heaviest[: 1 + int((np.cumsum(weights[heaviest]) < _HEAVY).sum())]
-        enough = len(rows[in_scope]) >= LEAST_SAMPLED and np.isfinite(weights).all()
+        enough = len(rows[in_scope]) >= _LEAST_SAMPLED and np.isfinite(weights).all()
         if not enough or len(heavy) > _MOST_HEAVY:
             return None
         q, weights = q[heavy], weights[heavy]
@@ -89,7 +126,9 @@ class TokenLists:
         for row, of_sample, weight, lists in zip(q, maxima, weights, probed.tolist()):
             bound = np.quantile(of_sample, 1 - _SOUGHT * weight**0.5)
             imputed = float(of_sample[of_sample <= bound].mean())
-            found, products = self._above(row, float(bound), lists)
+            nearest = faiss().SearchParametersIVF(nprobe=lists)
+            # a passage is found once for each of its landmarks above the bound
+            _, products, found = self.index.range_search(row[None], float(bound), params=nearest)
             beyond = products - np.float32(imputed)
             np.maximum.at(best, found, beyond)
             found = found[beyond == best[found]]
@@ -104,13 +143,15 @@ class TokenLists:
         scores /= weights.sum()
         return np.sort(rows), (float(scores.mean()), float(scores.std()))
 
-    def _above(self, row: np.ndarray, bound: float, lists: int) -> tuple[np.ndarray, np.ndarray]:
-        """Passages (repeated) of landmarks whose product with a row [width] is above a bound, in
-        so many lists, the nearest, and the products.
-        """
-        nearest = faiss().SearchParametersIVF(nprobe=lists)
-        _, products, found = self.index.range_search(row[None], bound, params=nearest)
-        return found, products
+    def encode(self) -> Pieces:
+        """The lists as the content of a file, the header first."""
+        covered = [list(one) for one in self.covered]
+        header = {"digest": self.digest, "covered": covered, "stride": self.stride}
+        none = np.zeros(0)
+        of_words, (keys, counts) = self.words or (none, (none, none))
+        arrays = self.digests, keys, counts, of_words, self.lengths, self.sample
+        typed = [array.astype(kind, copy=False) for array, kind in zip(arrays, _KINDS)]
+        return encode_file(header, [*typed, *arrays_of(self.index)])
 
 
 def _best(total: np.ndarray, most: tuple[int, int], within: float) -> np.ndarray:
@@ -130,28 +171,83 @@ def _best(total: np.ndarray, most: tuple[int, int], within: float) -> np.ndarray
     return rows[order[: max(least, near)]]
 
 
-def build(
-    some: np.ndarray, tokens: int, stride: int, batches: Iterable[tuple[np.ndarray, np.ndarray]]
-) -> TokenLists:
-    """Lists of passages. some: int8 [n, width], TRAINED landmarks a list, or as many as there are;
-    tokens: how many there are in all; batches: landmarks int8 [tokens, width] of the next
-    passages, and the tokens of each, int64 [n]. Raises InvalidInput where FAISS is missing.
+def covered_by(content: np.ndarray, digest: str) -> list[Covered]:
+    """The documents in the lists of a selector, by their file's header. Raises Unusable."""
+    header, _ = decode_header(FILE, content, _Header)
+    if header.digest != digest:
+        raise Unusable(f"{FILE} is of another selector")
+    return header.covered
+
+
+def decode(content: np.ndarray, digest: str, width: int) -> PassageLists:
+    """The lists of a selector whose landmarks have this width. Raises Unusable, InvalidInput (FAISS
+    is missing).
     """
-    index = empty_lists(KIND, some.shape[1], lists_of(tokens))
+    covered = covered_by(content, digest)
+    header, parts = decode_file(FILE, content, _Header)
+    with understood(FILE):
+        passages, rest = sum(one.blocks for one in covered), iter(parts)
+        # copies: the file may be changed or removed, and a copy is aligned
+        digests, keys, counts, of_words, lengths, sample = (
+            np.array(next(rest)).view(kind) for kind in _KINDS
+        )
+        lengths, sample = lengths.astype(np.int64), sample.reshape(-1, width)
+        index, ids = index_of(_KIND, width, rest)
+        right = (
+            0 < passages == len(lengths) == len(digests)
+            and lengths.all()
+            and len(ids) == lengths.sum()
+            and ids.max() < passages
+            and len(sample) == lengths[:: header.stride].sum()
+            and len(of_words) in (0, passages)
+            and len(keys) == len(counts)
+            and (not len(keys) or keys.astype(np.uint32).max() < len(of_words))
+            and np.isfinite(of_words).all()
+            and (of_words >= 0).all()
+            and next(rest, None) is None
+        )
+        if not right:
+            raise ValueError("its numbers contradict each other")
+    words = (of_words, HeldPostings(keys, counts)) if len(of_words) else None
+    return PassageLists(index, lengths, digests, header.stride, sample, words, covered, digest)
+
+
+def build(
+    some: np.ndarray,
+    tokens: int,
+    blocks: int,
+    documents: Iterable[tuple[Covered, Run, BlockWords | None]],
+    digest: str,
+) -> PassageLists:
+    """Lists of documents by their token landmarks and words. some: int8 [n, width], TRAINED
+    landmarks a list, or as many as there are; tokens, blocks: of all documents; digest: of the
+    selector. Raises InvalidInput where FAISS is missing.
+    """
+    index, stride = empty_lists(_KIND, some.shape[1], lists_of(tokens)), max(1, blocks // SAMPLED)
     index.cp.niter, index.cp.seed = _ROUNDS, 1234
     index.train(some.astype(np.float32) / INT8_STEPS)
-    lengths, digests = [np.zeros(0, np.int64)], list[int]()
-    sample = [some[:0]]
-    for landmarks, sizes in batches:
-        rows = np.arange(len(digests), len(digests) + len(sizes))
-        index.add_with_ids(landmarks.astype(np.float32) / INT8_STEPS, np.repeat(rows, sizes))
-        lengths.append(sizes)
-        each = np.split(landmarks, np.cumsum(sizes)[:-1])
+    covered, digests, lengths, sample = [], list[int](), [np.zeros(0, np.int64)], [some[:0]]
+    words: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # keys, counts, words of passages
+    for document, run, of_document in documents:
+        first = len(digests)
+        rows = np.arange(first, first + document.blocks)
+        vectors = run.landmarks.astype(np.float32) / INT8_STEPS
+        index.add_with_ids(vectors, np.repeat(rows, run.sizes))
+        each = np.split(run.landmarks, np.cumsum(run.sizes)[:-1])
         digests += [xxh3_64_intdigest(one.data) for one in each]
         sample += [one.copy() for one, row in zip(each, rows.tolist()) if row % stride == 0]
-    return TokenLists(
-        index, np.concatenate(lengths), np.array(digests, np.uint64), stride, np.concatenate(sample)
-    )
+        covered.append(document)
+        lengths.append(run.sizes)
+        if of_document is not None:
+            words.append(by_row(of_document, first))
+    of_words = None
+    if words:
+        keys, counts, in_each = map(np.concatenate, zip(*words))
+        of_words = in_each, HeldPostings.of(keys, counts)
+    return PassageLists(
+        index, np.concatenate(lengths), np.array(digests, np.uint64), stride,
+        np.concatenate(sample), of_words, covered, digest,
+    )  # fmt: skip
 
 
 def lists_of(tokens: int) -> int:

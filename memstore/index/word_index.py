@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh32_intdigest
 
-from memstore.disk.format.block_words import BlockWords
+from memstore.disk.format.runs import BlockWords
 from memstore.index.block_rows import Ranges, Remembered, Rows, Scope
 
 _SHIFT = np.uint64(32)
@@ -53,20 +53,20 @@ class HeldPostings(NamedTuple):
 
     def find(self, word: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows uint32 that hold a word, ascending, and how often uint16."""
-        low, high = np.searchsorted(self.keys, _bounds(word))
+        first = np.uint64(word) << _SHIFT
+        bounds = np.array([first, first | np.uint64(0xFFFF_FFFF)], dtype=np.uint64)
+        low, high = np.searchsorted(self.keys, bounds)
         return self.keys[low:high].astype(np.uint32), self.counts[low:high]
 
 
-def keys_of(hashes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Keys of words, uint32 [n], in rows [n]."""
-    keys: np.ndarray = hashes.astype(np.uint64) << _SHIFT | rows.astype(np.uint64)
-    return keys
-
-
-def _bounds(word: int) -> np.ndarray:
-    """Between which keys those of a word lie."""
-    first = np.uint64(word) << _SHIFT
-    return np.array([first, first | np.uint64(0xFFFF_FFFF)], dtype=np.uint64)
+def by_row(words: BlockWords, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys and counts of the words of blocks in rows `first` .., in no order, and the words of each
+    block, float32.
+    """
+    block = np.repeat(np.arange(len(words.sizes)), words.sizes)
+    keys = words.hashes.astype(np.uint64) << _SHIFT | (block + first).astype(np.uint64)
+    lengths = np.bincount(block, words.counts, minlength=len(words.sizes))
+    return keys, words.counts, lengths.astype(np.float32)
 
 
 K1, B = 1.2, 0.75
@@ -102,56 +102,42 @@ class WordIndex:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._rows, self._lengths = Rows(), np.zeros(0, dtype=np.float32)
-        self._new: list[tuple[np.ndarray, np.ndarray]] = []  # keys and counts, in no order
+        self._new: list[HeldPostings] = []  # in no order
         self._sorted: list[HeldPostings] = []  # each more than twice as large as the next
-        self._taken: HeldPostings | None = None
-        self._taken_rows = 0  # the first, which its words are of
         self._scopes = Remembered()
 
-    def add(self, document: int, first_block: int, words: BlockWords) -> None:
-        """Append the words of blocks first_block ..; they must follow the blocks that the document
-        has. Raises InvalidInput.
+    @classmethod
+    def of(
+        cls,
+        documents: Iterable[tuple[int | None, int]],
+        lengths: np.ndarray,
+        postings: HeldPostings,
+    ) -> "WordIndex":
+        """An index of words that are sorted. documents: of each its number, None if it is not to be
+        known, and its blocks, in consecutive rows; lengths: float32 [rows], words of each.
         """
-        n = len(words.sizes)
+        index = cls()
+        for number, blocks in documents:
+            if number is None:
+                index._rows.end += blocks
+            else:
+                index._rows.append(number, 0, blocks)
+        index._lengths, index._sorted = lengths, [postings]
+        return index
+
+    def add(self, document: int, words: BlockWords) -> None:
+        """Put the words of a document's blocks in the place of those that are held."""
         with self._lock:
+            self.remove(document)
             start = self._rows.end
-            self._rows.append(document, first_block, n)
+            self._rows.append(document, 0, len(words.sizes))
             if self._rows.end > len(self._lengths):
                 grown = np.zeros(self._rows.end * 3 // 2 + 64, dtype=np.float32)
                 grown[:start] = self._lengths[:start]
                 self._lengths = grown
-            block = np.repeat(np.arange(n), words.sizes)
-            self._lengths[start : start + n] = np.bincount(block, words.counts, minlength=n)
-            self._new.append((keys_of(words.hashes, block + start), words.counts))
+            *new, self._lengths[start : self._rows.end] = by_row(words, start)
+            self._new.append(HeldPostings(*new))
             self._scopes.clear()
-
-    def take(
-        self,
-        documents: Sequence[tuple[int, int, bool]],
-        lengths: np.ndarray,
-        postings: HeldPostings,
-    ) -> set[int]:
-        """Take the words of documents from lists, in place of those taken before; return the
-        documents whose words are not held any longer.
-
-        documents: of each its number, its blocks in consecutive rows, and whether it is to be
-        known; lengths: float32 [rows], words of each.
-        """
-        with self._lock:
-            before = self._rows.documents()
-            for number, run in self._rows.all():
-                if run.start < self._taken_rows:
-                    self._rows.trim(number)
-            rows = Rows()
-            for number, blocks, known in documents:
-                if known:
-                    self._rows.trim(number)
-                    rows.append(number, 0, blocks)
-                else:
-                    rows.end += blocks
-            self._renumber(rows, lengths)
-            self._taken, self._taken_rows = postings, len(lengths)
-            return before - self._rows.documents()
 
     def remove(self, document: int) -> None:
         """Drop a document's words; an unknown one is no error."""
@@ -159,16 +145,11 @@ class WordIndex:
             if self._rows.trim(document):
                 self._scopes.clear()
 
-    def span(self, document: int) -> tuple[int, int]:
-        """The blocks [first, end) that are held of a document; (0, 0) if none."""
-        with self._lock:
-            return self._rows.span(document)
-
     @property
     def bytes(self) -> int:
         """Memory held for words."""
         with self._lock:
-            held = [*self._new, *self._sorted, *([self._taken] if self._taken else [])]
+            held = [*self._new, *self._sorted]
             return self._lengths.nbytes + sum(keys.nbytes + counts.nbytes for keys, counts in held)
 
     def scores(
@@ -238,9 +219,8 @@ class WordIndex:
         return found
 
     def _weighted(self, words: Mapping[int, float], found: "_Scope") -> Iterator["_Weighted"]:
-        held = self._sorted if self._taken is None else [self._taken, *self._sorted]
         for word, weight in words.items():
-            parts = [postings.find(word) for postings in held]
+            parts = [postings.find(word) for postings in self._sorted]
             holding = found.holding.get(word)
             if holding is None:
                 holding = sum(int(found.holds[rows].sum()) for rows, _ in parts)
@@ -265,18 +245,9 @@ class WordIndex:
         return _Scope(ranges, holds, blocks, damping, {}, sample)
 
     def _settle(self) -> None:
-        """Sort what is new, and leave out what was dropped once that is half of all that is held
-        here.
-        """
+        """Sort what is new, and leave out what was dropped once that is half of all."""
         if self._rows.end > 2 * self._rows.live + 64:
-            first, rows, live = self._taken_rows, Rows(), self._rows.live
-            for document, run in self._rows.all():
-                if run.start < first:
-                    rows.end = run.start
-                    rows.append(document, run.first_block, run.size)
-            if self._rows.end - first > 2 * (live - rows.live) + 64:
-                rows.end = first
-                self._renumber(rows, self._lengths[:first])
+            self._leave_out_holes()
         if self._new:
             self._sorted.append(HeldPostings.of(*map(np.concatenate, zip(*self._new))))
             self._new = []
@@ -285,21 +256,17 @@ class WordIndex:
         ):
             self._sorted[-2:] = [HeldPostings.of(*map(np.concatenate, zip(*self._sorted[-2:])))]
 
-    def _renumber(self, rows: Rows, lengths: np.ndarray) -> None:
-        """Move the words that are held here to rows after these, whose lengths are given."""
-        first = self._taken_rows
-        number = np.full(self._rows.end, -1, dtype=np.int64)
+    def _leave_out_holes(self) -> None:
+        number, rows = np.full(self._rows.end, -1, dtype=np.int64), Rows()
         for document, run in self._rows.all():
-            if run.start >= first:
-                number[run.start : run.start + run.size] = np.arange(rows.end, rows.end + run.size)
-                rows.append(document, run.first_block, run.size)
-        held = [*self._sorted, *self._new]
-        self._sorted, self._new = [], []
-        for keys, counts in held:
-            row = number[keys.astype(np.uint32)]
-            keys = (keys >> _SHIFT << _SHIFT | row.astype(np.uint64))[row >= 0]
-            self._new.append((keys, counts[row >= 0]))
-        self._lengths = np.concatenate([lengths, self._lengths[: len(number)][number >= 0]])
+            number[run.start : run.start + run.size] = np.arange(rows.end, rows.end + run.size)
+            rows.append(document, run.first_block, run.size)
+        for held in (self._sorted, self._new):
+            for at, (keys, counts) in enumerate(held):
+                row = number[keys.astype(np.uint32)]  # ascends as before
+                keys = (keys >> _SHIFT << _SHIFT | row.astype(np.uint64))[row >= 0]
+                held[at] = HeldPostings(keys, counts[row >= 0])
+        self._lengths = self._lengths[: len(number)][number >= 0]
         self._rows = rows
         self._scopes.clear()
 

@@ -10,10 +10,9 @@ import numpy as np
 
 from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer
-from memstore.disk.format.document import Document
+from memstore.disk.format.document import Document, WriteId
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key
-from memstore.disk.format.record import WriteId
 from memstore.disk.format.runs import Coverage
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import PassageOrder, decode_part, decode_tokens, equal_lengths
@@ -165,7 +164,7 @@ class PartOrder:
         if self._passages is not None:
             found = decode_part(part.first, part.value, self._size)
             self._passages.add(found)
-            signature, codec = self.blocks.form.signature, self._document.codec
+            signature, codec = self.blocks.signature, self._document.codec
             for one in found.passages:
                 self._check_vocabulary(one.ids)
                 self.digests.append(digest_of(signature, codec, one.ids))
@@ -194,7 +193,8 @@ class PartOrder:
             else:
                 self._passages.end(document.blocks, document.tokens)
                 self._lengths = np.array(self._passages.lengths, dtype=np.int64)
-            self._coverage = Coverage(self._runs.covered(self._first), self._lengths)
+            parts = self._runs.parts(self._first)
+            self._coverage = Coverage(parts, self._first, self._lengths)
         return self._lengths
 
     def end(self) -> None:

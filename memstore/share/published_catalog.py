@@ -4,14 +4,15 @@ used only once it was checked.
 
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
 from memstore.block import BlockKey, RecordKey
-from memstore.disk.format.document import Document
-from memstore.disk.format.record import RECORD_FORMAT, WriteId
+from memstore.disk.format.document import Document, WriteId
 from memstore.disk.reading import Batch, Wanted
+from memstore.disk.tables.block_table import RECORD_FORMAT
 from memstore.disk.tables.catalog import FORMAT, Catalog, StoredAt
 from memstore.disk.tables.passage_table import Digest, PassageCounts
 from memstore.errors import (
@@ -61,7 +62,7 @@ class PublishedCatalog(Catalog):
             "signature": manifest.signature.to_dict(),
             "codec": manifest.codec,
             "created": manifest.created,
-            "selector": None if selector is None else selector.to_dict(),
+            "selector": None if selector is None else asdict(selector),
         }
 
     def documents(self, txn: Any) -> list[Document]:
@@ -136,7 +137,7 @@ class SharedSource:
         """catalog: over the database."""
         self._catalog, self._database = catalog, database
         self._reads, self.counters = database.reads, database.reads.counters
-        raw = catalog.blocks.form.raw_record_bytes
+        raw = catalog.blocks.raw_record_bytes
         self._most = raw + raw // 16 + 1024  # zstd adds little where it cannot compress
         self._lock = threading.Lock()
         self._numbers: dict[Digest, int] = {}

@@ -47,9 +47,9 @@ def check_open_options(options: OpenOptions, signature: Signature) -> None:
         usable_device(device)
         _check_budget("device", options.get("device_budget", HOST_BUDGET), signature)
     if "index" in options:
-        from memstore.index import make_index
+        from memstore.index import LandmarkIndex
 
-        make_index(options["index"], signature.num_kv_heads, signature.head_dim)
+        LandmarkIndex(signature.num_kv_heads, signature.head_dim, kind=options["index"])
 
 
 def _check_budget(tier: str, budget: int, signature: Signature) -> None:

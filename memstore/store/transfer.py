@@ -83,10 +83,10 @@ def publish_memory(
     report = publish(catalog, documents, objects, options, progress)
     lists = catalog.database.path / INDEX
     if catalog.index_spec is not None and lists.exists():
-        from memstore.index.passage_files import PassageDirectory  # these import torch
+        from memstore.store.retrieve.first_stage import ListsDirectory  # these import torch
         from memstore.store.retrieve.published_lists import carry
 
-        carry(PassageDirectory(lists), objects, catalog.index_spec.digest)
+        carry(ListsDirectory(lists), objects, catalog.index_spec.digest)
     return report
 
 
@@ -205,7 +205,7 @@ def _store_document(
     def begin(txn: Transaction) -> int:
         if instead_of is not None:
             catalog.delete_document(txn, instead_of.id)
-        number = catalog.new_document_id(txn)
+        number = catalog.new_number(txn)
         row = replace(imported, id=number, state="ingesting", tokens=0, blocks=0, bytes=0)
         catalog.put_document(txn, row)
         return number

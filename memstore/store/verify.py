@@ -267,9 +267,8 @@ def _count_references(txn: Transaction, catalog: Catalog, *, correct: bool = Fal
         for key, _ in list(txn.scan("digests")):
             if bytes(key) not in kept:
                 txn.delete("digests", bytes(key))
-        numbers = catalog.new_numbers(txn)
         for digest in missing:
-            passages.correct(txn, StoredPassage(next(numbers), digest), wanted[digest])
+            passages.correct(txn, StoredPassage(catalog.new_number(txn), digest), wanted[digest])
     return wrong
 
 
@@ -305,7 +304,7 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
 def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
     """Are the lists as they were published? Raises StoreUnavailable."""
     from memstore.index.index_file import Parts, Unusable, decode_file  # these import torch
-    from memstore.index.passage_files import FILE
+    from memstore.index.token_lists import FILE
     from memstore.share.publication import PublishedDatabase
     from memstore.store.retrieve.published_lists import PublishedLists
 

@@ -129,7 +129,7 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
     if command.startswith("index"):
         pytest.importorskip("faiss")
         monkeypatch.setattr("memstore.model.landmark.landmark_model._STRETCHES", 1)  # of eight
-        monkeypatch.setattr("memstore.index.faiss_index.LEAST", 1)  # landmarks to build over
+        monkeypatch.setattr("memstore.index.landmark_index.LEAST", 1)  # landmarks to build over
     memory, damaged = disk.path / "memory", disk.path / "damaged"
     words = [
         word.format(origin=origin, disk=disk.path, memory=memory, damaged=damaged)

@@ -92,34 +92,14 @@ def test_a_block_reads_back(codec, dtype, heads, rows, dim, spread, key, write, 
             check_bound(dtype, x[:, :length], got[:, :length], axis)
     table = table_of(shape, dtype)
     assert table.check(record, key, write) == length
-    header = table.form.header(memoryview(record), key, write)
+    header = table.header(memoryview(record), key, write)
     for head in (heads - 1, 0):
         out_k, out_v = torch.full_like(k[0], 9), torch.full_like(v[0], 9)
         bits = raw_view(out_k), raw_view(out_v)
-        table.form.decode_head(memoryview(record), key, header, head, bits)
+        table.decode_head(memoryview(record), key, header, head, bits)
         assert same_bits(out_k, got_k[head]) and same_bits(out_v, got_v[head])
     frame = 32 if codec == "zstd" else 0  # around what does not compress
     assert max(header.sizes) <= 2 * length * dim * KV_DTYPES[dtype] + frame
-
-
-@every_codec
-@every_dtype
-def test_padding_behind_the_content_changes_nothing(codec, dtype):
-    k, v = normal((2, 40, 16), dtype, 1), normal((2, 40, 16), dtype, 2)
-    records = []
-    for padding in (0.0, 1e4, float("nan")):
-        k[:, 35:] = v[:, 35:] = padding
-        records.append(encode(k, v, 35, codec, dtype))
-    assert records[0] == records[1] == records[2]
-
-
-def test_sizes_of_codecs():
-    units = np.stack([raw_view(normal((4, 32, 32), "float16", seed)) for seed in (1, 2)], 1)
-    sizes = {codec: len(get_codec(codec).encode(units, "float16")[0]) for codec in CODECS}
-    assert (sizes["raw"], sizes["int8"]) == (4096, 2048 + 256)
-    k = torch.randn(4, 32, 32).to(torch.bfloat16)  # exponents alike
-    raw, zstd = (len(encode(k, k, 32, codec, "bfloat16")) for codec in ("raw", "zstd"))
-    assert zstd < 0.85 * raw
 
 
 # int8
@@ -129,20 +109,6 @@ def read_back(dtype: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """K and V [heads, rows, dim] as int8 stores them."""
     got_k, got_v, _ = decode(encode(k, v, k.shape[1], "int8", dtype), tuple(k.shape), dtype)
     return got_k, got_v
-
-
-@every_dtype
-def test_a_large_channel_of_k_and_a_large_token_of_v_cost_the_others_nothing(dtype):
-    k, v = normal((1, 32, 32), dtype, 1), normal((1, 32, 32), dtype, 2)
-    got_k, got_v = read_back(dtype, k, v)
-    large_k, large_v = k.clone(), v.clone()
-    large_k[:, :, 5] *= 100
-    large_v[:, 7] *= 100
-    with_k, with_v = read_back(dtype, large_k, large_v)
-    others = [n for n in range(32) if n != 5]
-    assert torch.equal(with_k[..., others], got_k[..., others])
-    others = [n for n in range(32) if n != 7]
-    assert torch.equal(with_v[:, others], got_v[:, others])
 
 
 @every_dtype
@@ -180,23 +146,10 @@ def test_a_head_that_is_not_finite_is_stored_bit_for_bit(dtype, value):
 def test_a_payload_of_another_size_does_not_decode(codec, dtype):
     units = np.stack([raw_view(normal((1, 16, 16), dtype, seed)) for seed in (1, 2)], 1)
     payload = bytes(get_codec(codec).encode(units, dtype)[0])
-    out = np.zeros((16, 16), dtype=units.dtype)
-    get_codec(codec).decode(payload, out, out.copy(), dtype, 16)
-    for wrong in (
-        payload[:-1],
-        payload[1:],
-        payload + b"\0" * 7,
-        b"",
-        payload[: len(payload) // 2],
-    ):
-        if codec == "zstd" and wrong.startswith(payload):
-            continue  # what follows a frame is not read, and never stored: records have checksums
+    for wrong, rows in ((payload[:-1], 16), (payload[1:], 16), (payload, 15), (payload, 17)):
+        out = np.zeros((rows, 16), dtype=units.dtype)
         with pytest.raises(ValueError):
-            get_codec(codec).decode(wrong, out, out.copy(), dtype, 16)
-    for rows in (15, 17):
-        other = np.zeros((rows, 16), dtype=units.dtype)
-        with pytest.raises(ValueError):
-            get_codec(codec).decode(payload, other, other.copy(), dtype, rows)
+            get_codec(codec).decode(wrong, out, out.copy(), dtype, rows)
 
 
 def test_a_frame_that_declares_more_than_a_head_is_refused_before_it_is_allocated():
@@ -229,22 +182,6 @@ def test_a_flipped_bit_anywhere_is_refused(codec, dtype):
             table.decode(bytes(damaged), KEY, WRITE)
         with pytest.raises(CorruptBlock):
             table.check(bytes(damaged), KEY, WRITE)
-
-
-@every_codec
-def test_a_head_is_read_although_another_is_damaged(codec):
-    record = a_record(codec, "float16")
-    k, v, _ = decode(record, SHAPE, "float16")
-    damaged = bytearray(record)
-    damaged[-1] ^= 0x10  # the last head's payload
-    form = table_of(SHAPE, "float16").form
-    header = form.header(memoryview(damaged), KEY, WRITE)
-    out = torch.zeros(2, 4, 6, dtype=torch.float16)
-    bits = raw_view(out)
-    form.decode_head(memoryview(damaged), KEY, header, 0, (bits[0], bits[1]))
-    assert same_bits(out[0], k[0]) and same_bits(out[1], v[0])
-    with pytest.raises(CorruptBlock, match="head 1"):
-        form.decode_head(memoryview(damaged), KEY, header, 1, (bits[0], bits[1]))
 
 
 @every_codec

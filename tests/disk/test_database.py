@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,26 +147,6 @@ def test_writing_inside_ones_own_transaction_is_a_mistake(database):
     database.write(put(b"b", b"2"))
 
 
-def test_a_place_tells_where_a_value_lies_in_the_file(path, database):
-    rng = random.Random(3)
-    values = {
-        record_key(RecordKey(1, n, 0)): rng.randbytes(rng.choice([10, 1500, 5000, 70_000]))
-        for n in range(60)
-    }
-
-    def work(txn: Transaction) -> None:
-        for key, value in values.items():
-            txn.put("blocks", key, value)
-
-    database.write(work)
-    data = (path / "data.mdb").read_bytes()
-    with database.read() as txn:
-        places = {key: txn.extents_of("blocks", [key])[0] for key in values}
-        assert txn.extents_of("blocks", [record_key(RecordKey(2, 0, 0))])[0] is None
-    for key, place in places.items():
-        assert place is not None and data[place.offset : place.offset + place.size] == values[key]
-
-
 def test_a_checked_value_is_refused_when_altered_or_under_another_key(database):
     def work(txn: Transaction) -> None:
         stored = bytes(txn.view("meta", b"a"))
@@ -190,29 +169,6 @@ def test_a_checked_value_is_refused_when_altered_or_under_another_key(database):
         with pytest.raises(CorruptMemory):
             list(txn.scan_checked("meta"))
         assert txn.get_checked("meta", b"a") == b"first"
-
-
-def test_many_threads_read_while_one_writes(database):
-    errors, stop = [], threading.Event()
-
-    def reader() -> None:
-        while not stop.is_set():
-            with database.read() as txn:
-                for key, view in txn.scan("blocks"):
-                    if bytes(view[:4]) != key[8:12]:
-                        errors.append(key)
-            # three threads that only ever take the interpreter's lock starve the fourth
-            time.sleep(0.001)
-
-    threads = [threading.Thread(target=reader) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for batch in range(20):
-        database.write(lambda txn, batch=batch: fill(txn, 10, 20_000, first=10 * batch))
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not errors and count_blocks(database) == 200
 
 
 def test_a_file_that_outgrew_the_map_is_read(path, monkeypatch):

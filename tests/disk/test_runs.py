@@ -8,11 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.block import Geometry
-from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.runs import Run, RunForm, joined
+from memstore.disk.format.runs import BlockWords, Run, joined
+from memstore.disk.tables.run_table import RunTable
 
-FORM = RunForm(Geometry(1, 8, 16, "float16"), IndexSpec("a name", "ab" * 16, 64, words=True))
+
+def table_of(kind: str, dtype: str = "float16", digest: str = "ab" * 16) -> tuple[RunTable, int]:
+    """The table of runs of a kind, and their part."""
+    spec = IndexSpec("a name", digest, 64, words=True)
+    table = RunTable(Geometry(1, 8, 16, dtype), None if kind == "landmark" else spec)
+    return table, 0 if kind == "landmark" else table.part(kind)
 
 
 def run_of(kind: str, sizes: list[int], first: int = 0) -> Run:
@@ -41,9 +46,8 @@ def check_equal(a: Run, b: Run) -> None:
 )
 def test_runs_read_back_cut_and_joined(kind, sizes, at) -> None:
     run = run_of(kind, sizes, first=64)
-    value = FORM.encode(run)
-    assert len(value) == FORM.value_bytes(kind, len(sizes), len(run.columns[0]))
-    check_equal(FORM.decode(kind, 64, value), run)
+    table, part = table_of(kind)
+    check_equal(table.decode(part, 64, table.encode(run)), run)
     parts = [run.cut(0, 64 + at), run.cut(64 + at, 200)]
     check_equal(joined(64, parts), run)
     check_equal(parts[0], run_of(kind, sizes, 64).cut(64, 64 + at))
@@ -51,14 +55,14 @@ def test_runs_read_back_cut_and_joined(kind, sizes, at) -> None:
 
 @pytest.mark.parametrize("kind", ["landmark", "token", "words"])
 def test_what_is_no_run_of_the_memory_is_refused(kind) -> None:
-    value = FORM.encode(run_of(kind, [3, 5]))
-    other = RunForm(Geometry(1, 8, 16, "bfloat16"), IndexSpec("a name", "cd" * 16, 64, words=True))
+    table, part = table_of(kind)
+    value = table.encode(run_of(kind, [3, 5]))
     more = value[:25] + bytes([4]) + value[26:]
     for wrong in (b"", value[:-1], value + b"\0", value[:20], more):
         with pytest.raises(ValueError):
-            FORM.decode(kind, 0, wrong)
+            table.decode(part, 0, wrong)
     with pytest.raises(ValueError, match="another kind, model or selector"):
-        other.decode(kind, 0, value)
+        table_of(kind, "bfloat16", "cd" * 16)[0].decode(part, 0, value)
     if kind == "words":
         with pytest.raises(ValueError, match="not those of its blocks"):
-            FORM.decode(kind, 0, value[:-2] + b"\0\0")  # a count of 0
+            table.decode(part, 0, value[:-2] + b"\0\0")  # a count of 0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index import FaissIndex, Hits, PackedIndex, Scope, faiss_index
-from memstore.index.index_file import encode_file, read_file
+from memstore.index import Hits, LandmarkIndex, Scope, landmark_index
+from memstore.index.index_file import content_of, decode_file, encode_file
 from memstore.index.landmark_engine import Header
 from memstore.kernels.api import NEG
 from support.crafted import WRONG, changed, fuzzed, places
@@ -49,14 +49,16 @@ def queries(rows: int, seed: int = 99) -> Tensor:
     )
 
 
-def filled(directory: Path | None = None, documents: int = DOCUMENTS) -> tuple[FaissIndex, Scope]:
-    index = FaissIndex(KV_HEADS, DIM, directory=directory)
+def filled(
+    directory: Path | None = None, documents: int = DOCUMENTS
+) -> tuple[LandmarkIndex, Scope]:
+    index = LandmarkIndex(KV_HEADS, DIM, kind="auto", directory=directory)
     for document in range(1, documents + 1):
         index.add(document, 0, 0, keys(EACH, document))
     return index, [(document, 0, EACH) for document in range(1, documents + 1)]
 
 
-def build(index: FaissIndex) -> None:
+def build(index: LandmarkIndex) -> None:
     """For queries as `queries` has them."""
     sample = queries(200, 7).view(KV_HEADS, -1, DIM)
     index.samples = {(0, head): [sample[head]] for head in range(KV_HEADS)}
@@ -64,7 +66,7 @@ def build(index: FaissIndex) -> None:
 
 
 @pytest.fixture
-def memory() -> tuple[FaissIndex, Scope]:
+def memory() -> tuple[LandmarkIndex, Scope]:
     """A built index over six documents, and the scope of all of them."""
     index, scope = filled()
     build(index)
@@ -74,30 +76,30 @@ def memory() -> tuple[FaissIndex, Scope]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few keys as these are worth an engine."""
-    monkeypatch.setattr(faiss_index, "_LEAST_ASKED", 500)
+    monkeypatch.setattr(landmark_index, "_LEAST_ASKED", 500)
 
 
 @pytest.fixture
 def any_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine is asked however little of a scope it holds."""
-    monkeypatch.setattr(faiss_index, "_LEAST_ASKED", 0)
-    monkeypatch.setattr(faiss_index, "_COVERED", 0)
+    monkeypatch.setattr(landmark_index, "_LEAST_ASKED", 0)
+    monkeypatch.setattr(landmark_index, "_COVERED", 0)
 
 
-def packed(index: PackedIndex, scope: Scope) -> PackedIndex:
+def packed(index: LandmarkIndex, scope: Scope) -> LandmarkIndex:
     """The same keys, to be searched exactly."""
-    exact = PackedIndex(KV_HEADS, DIM)
+    exact = LandmarkIndex(KV_HEADS, DIM)
     for document in {document for document, _, _ in scope}:
-        first, end = index.span(document, 0)
+        first, end = index._layers[0].rows.spans()[document]
         exact.add(document, 0, first, index.keys(0, [(document, first, end)]).transpose(0, 1))
     return exact
 
 
-def exact(index: PackedIndex, q: Tensor, scope: Scope) -> Hits:
+def exact(index: LandmarkIndex, q: Tensor, scope: Scope) -> Hits:
     return packed(index, scope).search(0, q, scope, TOP_K, return_lse=True)
 
 
-def assert_sound(index: PackedIndex, q: Tensor, scope: Scope, hits: Hits) -> None:
+def assert_sound(index: LandmarkIndex, q: Tensor, scope: Scope, hits: Hits) -> None:
     """Every hit is a block of the scope, once, with its exact score, best first."""
     held = index.keys(0, scope).repeat_interleave(len(q) // KV_HEADS, 0)  # (H, N, D)
     scores = (q.double() @ held.double().transpose(1, 2)).float()
@@ -117,7 +119,7 @@ def recall(found: Hits, best: Hits) -> float:
     )
 
 
-def test_scores_are_exact_and_recall_is_as_calibrated(memory: tuple[FaissIndex, Scope]) -> None:
+def test_scores_are_exact_and_recall_is_as_calibrated(memory: tuple[LandmarkIndex, Scope]) -> None:
     index, scope = memory
     q = queries(100)
     hits = index.search(0, q, scope, TOP_K)
@@ -131,7 +133,7 @@ def test_scores_are_exact_and_recall_is_as_calibrated(memory: tuple[FaissIndex, 
     torch.testing.assert_close(hits.lse, best.lse, atol=1e-4, rtol=1e-5)
 
 
-def test_no_hit_leaves_its_scope(memory: tuple[FaissIndex, Scope], any_scope: None) -> None:
+def test_no_hit_leaves_its_scope(memory: tuple[LandmarkIndex, Scope], any_scope: None) -> None:
     index, everything = memory
     index.add(-1, 0, 0, keys(30, 50))  # a session's own
     index.remove(5)
@@ -147,7 +149,7 @@ def test_no_hit_leaves_its_scope(memory: tuple[FaissIndex, Scope], any_scope: No
 
 
 def test_a_bias_is_kept_whether_an_engine_holds_what_it_is_for_or_not(
-    memory: tuple[FaissIndex, Scope], any_scope: None
+    memory: tuple[LandmarkIndex, Scope], any_scope: None
 ) -> None:
     index, documents = memory
     index.add(-1, 0, 0, keys(30, 50))
@@ -165,7 +167,7 @@ def test_a_bias_is_kept_whether_an_engine_holds_what_it_is_for_or_not(
 
 
 def test_keys_added_later_are_found_exactly_and_by_the_next_engine(
-    memory: tuple[FaissIndex, Scope],
+    memory: tuple[LandmarkIndex, Scope],
 ) -> None:
     index, scope = memory
     index.add(7, 0, 0, keys(100, 7))
@@ -189,7 +191,7 @@ def test_keys_added_later_are_found_exactly_and_by_the_next_engine(
 
 
 def test_of_equal_blocks_the_newer_comes_first(any_scope: None) -> None:
-    index = FaissIndex(KV_HEADS, DIM)
+    index = LandmarkIndex(KV_HEADS, DIM, kind="auto")
     q = queries(3).round()
     q[...] = q[:1, :1]
     same = (q[0, 0] * 9).expand(3, KV_HEADS, DIM)
@@ -200,7 +202,7 @@ def test_of_equal_blocks_the_newer_comes_first(any_scope: None) -> None:
     assert hits.candidates.tolist() == [[[405, 404, 403, 202, 201]] * 3] * 4
 
 
-def test_closed_rows_change_nothing_for_the_open_ones(memory: tuple[FaissIndex, Scope]) -> None:
+def test_closed_rows_change_nothing_for_the_open_ones(memory: tuple[LandmarkIndex, Scope]) -> None:
     index, scope = memory
     q = queries(60)
     every = index.search(0, q, scope, TOP_K)
@@ -216,12 +218,12 @@ def test_closed_rows_change_nothing_for_the_open_ones(memory: tuple[FaissIndex, 
 def test_index_is_searched_while_it_grows_and_is_rebuilt() -> None:
     index, scope = filled()
     q, done, problems = queries(8), threading.Event(), []
-    searches = [0, 0]
+    searches, grown = [0, 0], [0]
 
     def search(number: int) -> None:
         while not done.is_set() or not searches[number]:
             try:
-                some = [*scope, (7, 0, index.span(7, 0)[1])]
+                some = [*scope, (7, 0, grown[0])]
                 assert_sound(index, q, some, index.search(0, q, some, TOP_K))
                 searches[number] += 1
             except Exception as problem:
@@ -233,6 +235,7 @@ def test_index_is_searched_while_it_grows_and_is_rebuilt() -> None:
         thread.start()
     for step in range(40):
         index.add(7, 0, 30 * step, keys(30, 100 + step))
+        grown[0] += 30
         if step % 10 == 5:
             build(index)
     done.set()
@@ -264,7 +267,7 @@ def test_the_file_of_an_engine_goes_with_its_keys(tmp_path: Path) -> None:
     assert not [*(tmp_path / "index").iterdir()]
 
 
-def test_stored_engine_finds_the_same(file: Path, memory: tuple[FaissIndex, Scope]) -> None:
+def test_stored_engine_finds_the_same(file: Path, memory: tuple[LandmarkIndex, Scope]) -> None:
     opened, scope = filled(file.parent)
     q = queries(30)
     before, after = (index.search(0, q, scope, TOP_K) for index in (memory[0], opened))
@@ -293,7 +296,7 @@ def test_an_engine_of_few_remaining_keys_is_due(
 ) -> None:
     index, _ = filled(file.parent, documents)
     assert not index.due([0])
-    monkeypatch.setattr(faiss_index, "PAYING", 1)
+    monkeypatch.setattr(landmark_index, "PAYING", 1)
     assert index.due([0]) == (documents == 2)
     index.add(9, 0, 0, keys(2 * EACH, 9))
     assert index.due([0])
@@ -311,7 +314,7 @@ def test_crafted_or_damaged_file_is_unusable_or_harmless(
         flipped = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
         crafted = {"flip": flipped, "cut": whole[:at], "append": whole + b"x"}[how]
     else:
-        header, arrays = read_file(file, Header)
+        header, arrays = decode_file(file.name, content_of(file), Header)
         fields = {name: getattr(header, name) for name in header.__struct_fields__}
         part = arrays[data.draw(st.integers(0, len(arrays) - 1))]
         if how == "header":
@@ -328,7 +331,7 @@ def test_crafted_or_damaged_file_is_unusable_or_harmless(
 
 def test_without_faiss_search_is_exact(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.setattr(faiss_index, "has_faiss", lambda: False)
+    monkeypatch.setattr(landmark_index, "has_faiss", lambda: False)
     index, scope = filled(file.parent)
     q = queries(5)
     assert recall(index.search(0, q, scope, TOP_K), exact(index, q, scope)) == 1

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from memstore.cli.main import app
 from memstore.errors import InvalidInput, ReadOnlyMemory
-from memstore.index import faiss_index
+from memstore.index import landmark_index
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import save_tiny_model, text, tiny_model
@@ -22,7 +22,7 @@ WORDS = 1500  # more than the 256 blocks that are worth an engine
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines are asked, however few keys there are."""
-    monkeypatch.setattr(faiss_index, "_LEAST_ASKED", 1)
+    monkeypatch.setattr(landmark_index, "_LEAST_ASKED", 1)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_update_asks_for_an_engine_where_one_would_pay(
     path = shutil.copytree(unbuilt, tmp_path / "memory")
     with MemoryStore.open(path, model.signature) as store:
         assert not store.update_index()
-        monkeypatch.setattr(faiss_index, "PAYING", store.document("one").blocks)
+        monkeypatch.setattr(landmark_index, "PAYING", store.document("one").blocks)
         assert store.update_index()
         model.build_index(store)
         assert not store.update_index()

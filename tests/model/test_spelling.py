@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.disk.format.block_words import BlockWords
+from memstore.disk.format.runs import BlockWords
 from memstore.index.word_index import WordIndex, count_words, split_words
 from memstore.model.questions import one_edit_away, spelled
 
@@ -47,7 +47,7 @@ def test_passages_that_hold_a_word_are_counted_in_a_scope() -> None:
     index = WordIndex()
     texts = ["a red pump", "the pump", "pumps"]
     for number, text in enumerate(texts, 1):
-        index.add(number, 0, BlockWords.of([count_words(text)]))
+        index.add(number, BlockWords.of([count_words(text)]))
     words = [split_words(word)[0] for word in ("pump", "red", "blue", "pump")]
     every = tuple((number, 0, 1) for number in (1, 2, 3))
     assert index.holding(words, every) == [2, 1, 0, 2]

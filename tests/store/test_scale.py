@@ -24,7 +24,7 @@ def filled(path: Path, documents: int) -> Path:
 
     def work(txn: Transaction) -> None:
         for _ in range(documents):
-            number = catalog.new_document_id(txn)
+            number = catalog.new_number(txn)
             catalog.put_document(txn, Document(number, f"old {number}", "ready", settings=SETTINGS))
 
     with closing(Catalog.create(path, SIGNATURE)) as catalog:
@@ -61,7 +61,7 @@ def test_readers_that_look_often_seldom_or_late_see_the_same_documents(tmp_path:
 
 
 def put(catalog: Catalog, txn: Transaction, name: str) -> None:
-    number = catalog.new_document_id(txn)
+    number = catalog.new_number(txn)
     catalog.put_document(txn, Document(number, name, "ready", settings=SETTINGS))
 
 

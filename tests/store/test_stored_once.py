@@ -163,7 +163,7 @@ def test_a_repair_mends_the_tables_of_passages_and_drops_no_document(store, lost
         elif lost == "row":
             txn.delete("passages", number_key(first.number))
         else:
-            (row,) = catalog.passages.refer(txn, 1, 0, [b"\1" * 16], catalog.new_numbers(txn))
+            (row,) = catalog.passages.refer(txn, 1, 0, [b"\1" * 16], catalog.new_number)
             catalog.passages.store(txn, row, b"no record")
 
     catalog.database.write(work)

@@ -16,7 +16,7 @@ from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
-from memstore.store.retrieve.listed_passages import Shortlist
+from memstore.store.retrieve.first_stage import Shortlist
 from support.many_passages import PROPOSED, add, create, everything, question, small_lists
 
 DOCUMENTS, EACH = 4, 300
@@ -107,7 +107,8 @@ def test_a_rare_word_brings_in_what_lists_do_not_find(memory: MemoryStore) -> No
             short = memory.retrieval.shortlist(rows, weights, whole, beside)
             assert without is not None and short is not None
             spread = memory.retrieval.selected.word_scores(beside.words, whole).std(correction=0)
-            assert short.word_spread(beside.words)[1] == pytest.approx(float(spread), rel=0.02)
+            assert short.word_spread is not None
+            assert short.word_spread[1] == pytest.approx(float(spread), rel=0.02)
             ((place, _, _),) = [run for run in short.scope if run not in without.scope] or [
                 (0,) * 3
             ]

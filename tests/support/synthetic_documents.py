@@ -170,7 +170,7 @@ def contents(catalog: Catalog, txn: Transaction) -> dict[bytes, bytes]:
         for key, data in catalog.blocks.walk(txn, document.id):
             write = document.write
             catalog.blocks.check(data, key, write)
-            header = catalog.blocks.form.header(data, key, write)
+            header = catalog.blocks.header(data, key, write)
             found[record_key(key)] = repr(header).encode() + data[header.start :]
     return found
 

@@ -5,6 +5,8 @@ JSON, which is read only when somebody asks.
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from operator import itemgetter
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -36,49 +38,37 @@ class Places:
 
     def __init__(self, places: Sequence[Place] = ()) -> None:
         """places: in order of `start`."""
-        self._pages = [place for place in places if place.level == PAGE]
-        self._headings = [place for place in places if place.level != PAGE]
-        self._page_starts = [place.start for place in self._pages]
-        self._heading_starts = [place.start for place in self._headings]
-        paths: list[tuple[Place, ...]] = []
+        self._pages: list[tuple[int, str]] = [(-1, "")]  # from which character on
+        self._headings: list[tuple[int, tuple[str, ...]]] = [(-1, ())]
         path: tuple[Place, ...] = ()
-        for place in self._headings:
-            path = (*(above for above in path if above.level < place.level), place)
-            paths.append(path)
-        self._paths = [tuple(part.name for part in path if part.name) for path in paths]
+        for place in places:
+            if place.level == PAGE:
+                self._pages.append((place.start, place.name))
+            else:
+                path = (*(above for above in path if above.level < place.level), place)
+                names = tuple(part.name for part in path if part.name)
+                self._headings.append((place.start, names))
 
     def page(self, character: int) -> str:
         """The page that a character stands on; "" for none."""
-        at = bisect_right(self._page_starts, character) - 1
-        return self._pages[at].name if at >= 0 else ""
+        return self._pages[bisect_right(self._pages, character, key=itemgetter(0)) - 1][1]
 
     def headings(self, character: int) -> tuple[str, ...]:
         """The headings that a character stands under, the highest first."""
-        at = bisect_right(self._heading_starts, character) - 1
-        return self._paths[at] if at >= 0 else ()
+        return self._headings[bisect_right(self._headings, character, key=itemgetter(0)) - 1][1]
 
     def at(self, first: int, end: int) -> str | None:
         """Where the characters from `first` to `end` stand, in words: "page 12", "pages 12-13",
         "Part One > The Mill", "The Mill to The Ferry"; None where that is not known.
         """
         last = max(first, end - 1)
-        words = []
-        pages = [self.page(first), self.page(last)]
-        if all(pages):
-            words.append(
-                f"page {pages[0]}" if pages[0] == pages[1] else f"pages {pages[0]}-{pages[1]}"
-            )
-        elif any(pages):
-            words.append(f"page {pages[0] or pages[1]}")
+        pages = dict.fromkeys(filter(None, (self.page(first), self.page(last))))
+        page = f"page{'s' if len(pages) > 1 else ''} {'-'.join(pages)}" if pages else ""
         path, other = self.headings(first), self.headings(last)
-        same = 0
-        while same < min(len(path), len(other)) and path[same] == other[same]:
-            same += 1
+        same = len([*takewhile(lambda pair: pair[0] == pair[1], zip(path, other))])
         ends = [" > ".join(part) for part in (path[same:], other[same:]) if part]
         heading = " > ".join((*path[:same], " to ".join(ends)) if ends else path[:same])
-        if heading:
-            words.append(heading)
-        return ", ".join(words) or None
+        return ", ".join(filter(None, (page, heading))) or None
 
 
 def plain_name(text: str) -> str:

@@ -64,12 +64,10 @@ class Zstd:
     _LEVEL = 1
 
     def __init__(self) -> None:
-        self._local = threading.local()  # a compressor may not be used by two threads at once
+        self._local = threading.local()  # a decompressor may not be used by two threads at once
 
     def encode(self, units: np.ndarray, dtype: str) -> list[bytes]:
-        compressor = getattr(self._local, "compressor", None)
-        if compressor is None:
-            compressor = self._local.compressor = zstandard.ZstdCompressor(level=self._LEVEL)
+        compressor = zstandard.ZstdCompressor(level=self._LEVEL)
         count = len(units)
         values = np.ascontiguousarray(units).view(np.uint8).reshape(count, -1, units.itemsize)
         planes = np.empty((count, units.itemsize, values.shape[1]), np.uint8)
@@ -146,7 +144,7 @@ class Int8:
 
     def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
         whole = Raw().encode(units, dtype)
-        x = _floats(units, dtype)
+        x = floats_of(units, dtype)
         with np.errstate(all="ignore"):  # of heads that are stored as raw bits
             keys = _quantise(x[:, 0], dtype)
             values = _quantise(x[:, 1].swapaxes(1, 2), dtype)
@@ -168,7 +166,7 @@ class Int8:
         halves = (k, v.T)
         counts = [2 * -(-len(half) // GROUP) * half.shape[1] for half in halves]
         check_size(payload, sum(counts) * k.itemsize + 2 * k.size)
-        steps = _floats(np.frombuffer(payload, k.dtype, sum(counts)), dtype)
+        steps = floats_of(np.frombuffer(payload, k.dtype, sum(counts)), dtype)
         codes = np.frombuffer(payload, np.int8, -1, sum(counts) * k.itemsize)
         decoded = codes.astype(steps.dtype).reshape(2, -1)
         of_halves = steps[: counts[0]], steps[counts[0] :]
@@ -188,14 +186,14 @@ def _quantise(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray, np.nda
     low, high = grouped.min(2), grouped.max(2)
     # of equal values, that value
     zeros = _bits(low + (high - low) * (_BELOW / (_BELOW + _ABOVE)), dtype)
-    zero = _floats(zeros, dtype)
+    zero = floats_of(zeros, dtype)
     above, below = high - zero, zero - low
     steps = _bits(np.maximum(above / _ABOVE, below / _BELOW), dtype)
-    step = _floats(steps, dtype)
+    step = floats_of(steps, dtype)
     # rounded down: not all codes would fit
     short = (step * _ABOVE < above) | (step * _BELOW < below)
     steps += short  # the next bit pattern is the next larger number
-    step = _floats(steps, dtype)
+    step = floats_of(steps, dtype)
     codes = grouped - zero[:, :, None]
     codes /= np.where(step > 0, step, 1)[:, :, None]
     codes = np.rint(codes, out=codes).astype(np.int8)
@@ -219,7 +217,7 @@ def _scale(codes: np.ndarray, steps: np.ndarray, zeros: np.ndarray) -> None:
 # Numbers behind raw bits
 
 
-def _floats(bits: np.ndarray, dtype: str) -> np.ndarray:
+def floats_of(bits: np.ndarray, dtype: str) -> np.ndarray:
     """Raw bits as numbers to compute with: float32, or float64 for float64. They may share the
     memory of `bits`.
     """

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from memstore.decode import Block, Count, Line, Packed, Positive, Share, check_plain, typed, unpack
+from memstore.decode import Block, Count, Line, Positive, Share, check_plain, typed
 from memstore.disk.format.citations import Places, unpack_places
 from memstore.disk.format.codec import CODECS
-from memstore.disk.format.record import WRITE_BYTES, WriteId
 from memstore.disk.format.signature import Signature
 
 # "replacing": read in part, to take the place of the ready document of its name
@@ -18,6 +17,10 @@ LABELS = "labels"  # under which a row's metadata holds what its user said of it
 SOURCE = "source"
 """Where in a document's metadata stands which file of a folder it was read from."""
 NOTES = "notes"  # what of its file could not be read
+WRITE_BYTES = 16
+WriteId = bytes
+"""16 bytes by which a record is known: of a passage the digest of its content, else random."""
+
 _LATEST = 253_402_214_400  # the end of the year 9999, in seconds
 
 
@@ -115,11 +118,6 @@ class Document:
             kept = max(0, self.blocks - self.settings.top_k)
             first |= dict.fromkeys(self.other_layers(signature), kept)
         return dict(sorted(first.items()))
-
-    @classmethod
-    def unpack(cls, number: int, row: Packed) -> "Document":
-        """The document of this number and packed row. Raises ValueError."""
-        return cls.decode(unpack(row, dict[str, Any]) | {"id": number})
 
     @classmethod
     def decode(cls, row: dict[str, Any]) -> "Document":

@@ -2,12 +2,10 @@
 both.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Self
+from dataclasses import dataclass
+from typing import Annotated
 
 from msgspec import Meta
-
-from memstore.decode import typed
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
@@ -21,12 +19,3 @@ class IndexSpec:
     # numbers of a token's landmark, a unit vector times 127 in int8; 0: tokens have none
     width: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
     words: bool = False  # are the words of every block kept
-
-    def to_dict(self) -> dict[str, Any]:
-        """The form as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def decode(cls, values: Any) -> Self:
-        """The form that `to_dict` was taken of. Raises ValueError for what is none."""
-        return typed(values, cls)

@@ -1,28 +1,60 @@
-"""What blocks are found by, as it is stored: runs of consecutive blocks on a fixed grid, that say
-what they are and whose.
-
-A value is, in little-endian order, a header of the kind (u8), a digest of the landmarks' geometry
-or of the selector (16 bytes), blocks (u32) and rows (u32); the rows of each block (u32); then the
-columns of the rows. A landmark key is a row of raw bits [num_kv_heads, head_dim]; a token's
-landmark a row of int8 [width]; a distinct word of a block a row of its hash (u32) and count (u16).
+"""What blocks are found by: runs of consecutive blocks of a document on a fixed grid, of landmark
+keys, token landmarks or words.
 """
 
-import hashlib
-import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
-from memstore.block import Geometry
-from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
+from memstore.errors import InvalidInput
 
 Kind = Literal["landmark", "token", "words"]
 # blocks that share a value: few values to open, little to write again at a commit
 RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
-_KINDS: tuple[Kind, ...] = get_args(Kind)
-_HEADER = struct.Struct("<B16sII")
+
+Words = Iterable[tuple[int, int]]
+"""The distinct words of a block: (32-bit hash, count)."""
+
+_MAX_COUNT = 0xFFFF  # of one word in a block; counts are uint16
+
+
+class BlockWords(NamedTuple):
+    """The words of consecutive blocks, sorted by hash within each block."""
+
+    sizes: np.ndarray  # uint32 [blocks]: distinct words per block
+    hashes: np.ndarray  # uint32 [sum of sizes]
+    counts: np.ndarray  # uint16 [sum of sizes]: at least 1
+
+    @classmethod
+    def of(cls, blocks: Sequence[Words]) -> Self:
+        """Build from the words of each block. Raises InvalidInput for a hash or count out of range,
+        and for a repeated word.
+        """
+        each = [sorted(words) for words in blocks]
+        flat = np.array(list(chain.from_iterable(each)), dtype=np.int64).reshape(-1, 2)
+        sizes = np.array([len(words) for words in each], dtype=np.uint32)
+        hashes, counts = flat[:, 0], flat[:, 1]
+        if len(flat) and not (
+            0 <= hashes.min() <= hashes.max() < 1 << 32
+            and 1 <= counts.min() <= counts.max() <= _MAX_COUNT
+        ):
+            raise InvalidInput(
+                f"words of a block must be (32-bit hash, count from 1 to {_MAX_COUNT})"
+            )
+        words = cls(sizes, hashes.astype(np.uint32), counts.astype(np.uint16))
+        if not words.in_order:
+            raise InvalidInput("a word of a block is listed twice; list it once with its count")
+        return words
+
+    @property
+    def in_order(self) -> bool:
+        """Do the hashes of every block strictly ascend?"""
+        block = np.repeat(np.arange(len(self.sizes), dtype=np.uint64), self.sizes)
+        key = block << np.uint64(32) | self.hashes
+        return bool((key[1:] > key[:-1]).all())
 
 
 class Run(NamedTuple):
@@ -90,86 +122,24 @@ def joined(first_block: int, parts: Sequence[Run]) -> Run:
     return Run(parts[0].kind, first_block, np.concatenate([part.sizes for part in parts]), columns)
 
 
-class RunForm(NamedTuple):
-    """How runs of one memory are stored: of a selector, or landmark keys of the KV geometry."""
-
-    geometry: Geometry
-    spec: IndexSpec | None
-
-    def encode(self, run: Run) -> bytes:
-        """The value of a run."""
-        counts = len(run.sizes), len(run.columns[0])
-        numbers = [run.sizes.astype("<u4"), *run.columns]
-        return _HEADER.pack(*self._identity(run.kind), *counts) + b"".join(
-            part.tobytes() for part in numbers
-        )
-
-    def decode(self, kind: Kind, first_block: int, value: bytes) -> Run:
-        """The inverse of `encode`; the numbers lie in the value. Raises ValueError for a value that
-        is no such run.
-        """
-        if len(value) < _HEADER.size:
-            raise ValueError(f"it is truncated to {len(value)} bytes")
-        *identity, blocks, rows = _HEADER.unpack_from(value)
-        if tuple(identity) != self._identity(kind):
-            raise ValueError("they are of another kind, model or selector")
-        size = int(self.value_bytes(kind, blocks, rows))
-        if not blocks or len(value) != size:
-            raise ValueError(f"{blocks} blocks in {len(value)} bytes instead of {size}")
-        sizes = np.frombuffer(value, "<u4", blocks, _HEADER.size).astype(np.int64)
-        at, columns = _HEADER.size + 4 * blocks, list[np.ndarray]()
-        for row in self._row(kind):
-            columns.append(np.frombuffer(value, row, rows, at))
-            at += columns[-1].nbytes
-        run = Run(kind, first_block, sizes, tuple(columns))
-        wrong = {
-            "landmark": (sizes != 1).any(),
-            "token": not sizes.all(),
-            "words": kind == "words" and not (run.words.in_order and run.columns[1].all()),
-        }
-        if int(sizes.sum()) != rows or wrong[kind]:
-            raise ValueError("its numbers are not those of its blocks")
-        return run
-
-    def value_bytes(
-        self, kind: Kind, blocks: int | np.ndarray, rows: int | np.ndarray
-    ) -> int | np.ndarray:
-        """Bytes of the values of runs of so many blocks and rows, numbers or int64 [n]."""
-        return _HEADER.size + 4 * blocks + rows * sum(row.itemsize for row in self._row(kind))
-
-    def _row(self, kind: Kind) -> list[np.dtype[Any]]:
-        """The columns of a row."""
-        heads, _, dim = self.geometry.shape
-        if kind == "landmark":
-            return [np.dtype((f"<i{self.geometry.itemsize}", (heads, dim)))]
-        if kind == "token":
-            return [np.dtype((np.int8, (0 if self.spec is None else self.spec.width,)))]
-        return [np.dtype("<u4"), np.dtype("<u2")]
-
-    def _identity(self, kind: Kind) -> tuple[int, bytes]:
-        """The number of a kind, and a digest of all that its numbers depend on."""
-        geometry, spec = self
-        of = f"{geometry.dtype} {geometry.num_kv_heads} {geometry.head_dim}"
-        if kind != "landmark" and spec is not None:
-            of = f"{spec.width} {spec.digest}"
-        return _KINDS.index(kind), hashlib.blake2b(of.encode(), digest_size=16).digest()
-
-
 class Coverage:
     """Do runs cover a whole document, each where the grid has it? `add` and `end` raise ValueError
     where they do not.
     """
 
-    def __init__(self, parts: Mapping[int, tuple[Kind, int]], lengths: np.ndarray) -> None:
-        """parts: of each the kind of its runs, and the first block that has to be there; lengths:
-        tokens of each block of the document.
+    def __init__(
+        self, parts: Mapping[int, Kind], first_blocks: Mapping[int, int], lengths: np.ndarray
+    ) -> None:
+        """parts: of each the kind of its runs; first_blocks: of each layer the first block that has
+        to be there; lengths: tokens of each block of the document.
         """
         self._parts, self._lengths = parts, lengths
+        self._least = first_blocks if "landmark" in parts.values() else dict.fromkeys(parts, 0)
         self._ends: dict[int, int] = {}
 
     def add(self, part: int, run: Run) -> None:
         """The next run of a part."""
-        kind, least = self._parts[part]
+        kind, least = self._parts[part], self._least[part]
         first, end = run.first_block, min(run.first_block + RUN_BLOCKS[kind], len(self._lengths))
         if part in self._ends:
             follows = first == self._ends[part]
@@ -186,8 +156,8 @@ class Coverage:
     def end(self) -> None:
         """Nothing follows."""
         blocks = len(self._lengths)
-        for part, (kind, least) in self._parts.items():
-            end = self._ends.get(part, blocks if least >= blocks else 0)
+        for part, kind in self._parts.items():
+            end = self._ends.get(part, blocks if self._least[part] >= blocks else 0)
             if end != blocks:
                 raise ValueError(
                     f"its {kind} landmarks of part {part} end at block {end} of {blocks}"

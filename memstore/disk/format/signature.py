@@ -96,19 +96,15 @@ class Signature:
             raise InvalidConfig(f"no signature of a model: {error}") from error
 
     def difference(self, other: "Signature") -> list[str]:
-        """What differs, one entry a field; empty when a memory of the one serves the other."""
-        words = []
-        for name in (f.name for f in fields(self) if f.compare and f.name != "architecture"):
-            mine, others = getattr(self, name), getattr(other, name)
-            if mine != others:
-                if name in ("weights", "tokenizer"):
-                    mine, others = mine[:12], others[:12]
-                words.append(f"{name} {mine} instead of {others}")
-        for name in sorted(self.architecture.keys() | other.architecture.keys()):
-            mine, others = self.architecture.get(name), other.architecture.get(name)
-            if mine != others:
-                words.append(f"{name} {mine} instead of {others}")
-        return words
+        """The fields that differ, those of the architecture last; empty when a memory of the one
+        serves the other.
+        """
+        compared = [f.name for f in fields(self) if f.compare and f.name != "architecture"]
+        mine, others = self.architecture, other.architecture
+        return [
+            *(name for name in compared if getattr(self, name) != getattr(other, name)),
+            *(name for name in sorted(mine | others) if mine.get(name) != others.get(name)),
+        ]
 
     def check_same(self, stored: "Signature", what: str, advice: str) -> None:
         """Raises WrongModel, which names both models, where `what` was made with another one."""
@@ -118,7 +114,7 @@ class Signature:
         mine, others = (_title(signature) for signature in (self, stored))
         said = f"{what} was made with {others}; this is {mine}"
         if mine == others:
-            said += f", with other {', '.join(words.split()[0] for words in differences)}"
+            said += f", with other {', '.join(differences)}"
         raise WrongModel(f"{said}; {advice}", differences)
 
 

@@ -341,25 +341,22 @@ class Environment:
             with self.read():
                 pass  # reopened if need be
             with self._gate.alone():
-                return self._rewrite(change, before_switch)
-
-    def _rewrite(self, change: Callable[[Transaction], T], before_switch: Callable[[], None]) -> T:
-        assert self.data_file is not None
-        lock_alone(self.data_file, self.path)
-        inner = self._inner.begin(write=True, buffers=True)
-        try:
-            transaction = Transaction(inner, self.path, None)
-            result = change(transaction)
-            with replacement(self.path / DATA) as file:
-                _fill(Path(file.name), transaction.entries(), self.path / DATA)
-                self._sweep()
-                before_switch()
-            self.rewritten += 1
-            sync_directory(self.path)
-            return result
-        finally:
-            inner.abort()
-            self._reopen()  # also shares the file again
+                assert self.data_file is not None
+                lock_alone(self.data_file, self.path)
+                inner = self._inner.begin(write=True, buffers=True)
+                try:
+                    transaction = Transaction(inner, self.path, None)
+                    result = change(transaction)
+                    with replacement(self.path / DATA) as file:
+                        _fill(Path(file.name), transaction.entries(), self.path / DATA)
+                        self._sweep()
+                        before_switch()
+                    self.rewritten += 1
+                    sync_directory(self.path)
+                    return result
+                finally:
+                    inner.abort()
+                    self._reopen()  # also shares the file again
 
 
 def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]], old: Path) -> None:

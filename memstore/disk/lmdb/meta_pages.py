@@ -8,11 +8,13 @@ would undo a commit; the record that every commit of ours leaves, with a checksu
 import os
 import struct
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from memstore.disk.files import DATA, share
-from memstore.disk.lmdb.pages import Meta, Tree, read_meta
+from memstore.disk.lmdb.pages import Entry, Meta, Tree, read_meta
 from memstore.disk.lmdb.transaction import COMMIT, read_commit_record
 from memstore.errors import RESTORE, CorruptMemory, MemoryNotFound
 
@@ -28,12 +30,8 @@ def _newest(metas: list[Meta]) -> Meta:
     return max(metas, key=lambda meta: meta.transaction)
 
 
-def _tables(file: int, meta: Meta) -> Tree:
-    return Tree(file, meta.page_size, meta.root)
-
-
-def _free_list(file: int, meta: Meta) -> Tree:
-    return Tree(file, meta.page_size, meta.free_root)
+def _free_list(file: int, meta: Meta) -> Iterator[Entry]:
+    return Tree(file, meta.page_size, meta.free_root).walk(numbers=True)
 
 
 def check_file(path: Path, file: int) -> None:
@@ -59,7 +57,7 @@ def _free_pages(file: int, meta: Meta) -> set[int]:
     """Numbers of the file's free pages; none if their list is not whole."""
     free = set[int]()
     try:
-        for entry in _free_list(file, meta).walk(numbers=True):
+        for entry in _free_list(file, meta):
             value = os.pread(file, entry.place.size, entry.place.offset)
             # the first number says how many follow
             free.update(struct.unpack(f"<{len(value) // 8}Q", value)[1:])
@@ -106,7 +104,7 @@ def _recorded(file: int, meta: Meta) -> int | None:
     if not meta.transaction:
         return 0
     with suppress(ValueError):
-        for key, place, _ in _tables(file, meta).walk():
+        for key, place, _ in Tree(file, meta.page_size, meta.root).walk():
             if key == COMMIT:
                 return read_commit_record(os.pread(file, place.size, place.offset))
     return None
@@ -122,8 +120,8 @@ def is_sound(path: Path) -> bool:
             metas = _read_metas(file)
             try:
                 meta = _newest(metas)
-                deque(_tables(file, meta).walk(), maxlen=0)
-                deque(_free_list(file, meta).walk(numbers=True), maxlen=0)
+                walks = Tree(file, meta.page_size, meta.root).walk(), _free_list(file, meta)
+                deque(chain(*walks), maxlen=0)
                 return True
             except ValueError:
                 if metas == _read_metas(file):  # no other process has committed meanwhile

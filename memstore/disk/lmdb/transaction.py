@@ -23,7 +23,6 @@ class ValuePart(NamedTuple):
     """A part of a value, as it must be."""
 
     key: bytes
-    size: int  # bytes of the value
     start: int
     length: int
     digest: int  # XXH3-64 of the part
@@ -61,12 +60,10 @@ class Transaction:
         """Views of parts of values, without a copy and checked; None if one is missing or
         damaged.
         """
-        get, begin, found = self.inner.get, TABLES[table], []
-        for key, size, start, length, digest in wanted:
-            value = get(begin + key)
-            if value is None or len(value) != _CHECKSUM + size:
-                return None
-            part = value[_CHECKSUM + start : _CHECKSUM + start + length]
+        get, begin, found = self.inner.get, TABLES[table], list[memoryview]()
+        for key, start, length, digest in wanted:
+            value: memoryview | None = get(begin + key)
+            part = (value or memoryview(b""))[_CHECKSUM + start : _CHECKSUM + start + length]
             if xxh3_64_intdigest(part) != digest:
                 return None
             found.append(part)

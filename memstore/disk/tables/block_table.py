@@ -1,44 +1,88 @@
-"""The table of records: the blocks of a memory's documents, encoded."""
+"""The table of records: the blocks of a memory's documents, encoded. A record holds all KV heads of
+one layer of a block.
 
+A record is, in little-endian order,
+
+    magic "mR", format (u8), codec (u8), valid content tokens (u32), digest of the memory's
+        signature (16 bytes)
+    id of the write that made it, or digest of the passage (16 bytes), block (u32; of a passage 0),
+        layer (u16)
+    of each head: bytes of its payload (u32), then of each head: XXH3-64 of it
+    XXH3-64 of all that stands before
+    payload: one encoded unit a head (see memstore.disk.format.codec), in order of heads
+
+so that one head is checked and decoded without touching the others, and it is known for what it is
+wherever it is found: what another write made, another block or another model's is refused. The
+document's number is not in it, since an import gives a document another one.
+"""
+
+import struct
 from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import numpy as np
+from xxhash import xxh3_64_digest
 
 from memstore.block import RecordKey
-from memstore.disk.format.codec import get_codec
+from memstore.disk.format.codec import CODECS, Payload, floats_of, get_codec
+from memstore.disk.format.document import WriteId
 from memstore.disk.format.keys import read_record_key, record_key, record_range
-from memstore.disk.format.record import RecordForm, WriteId, damaged
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
+from memstore.errors import CorruptBlock
 
-# The bits of a number's exponent: all of them are set in what is infinite or no number.
-_EXPONENTS = {
-    "float16": 0x7C00,
-    "bfloat16": 0x7F80,
-    "float32": 0x7F80_0000,
-    "float64": 0x7FF0_0000_0000_0000,
-}
+RECORD_FORMAT = 4
+
+_MAGIC = b"mR"
+_FIXED = struct.Struct("<2sBBI16s16sIH")
+_DIGEST = 8
+_CODECS = {"raw": 0, "zstd": 1, "int8": 2}  # numbers in headers; none gets another meaning
+_CODEC_NAMES = {number: name for name, number in _CODECS.items()}
 
 
 def is_finite(bits: np.ndarray, dtype: str) -> bool:
     """Are all of these raw bits finite numbers?"""
-    exponent = _EXPONENTS[dtype]
-    return not (bits & exponent == exponent).any()
+    return bool(np.isfinite(floats_of(bits, dtype)).all())
+
+
+class Header(NamedTuple):
+    """What a record says of itself, checked. Of head h: offsets[h] in the payload, sizes[h] in
+    bytes, digests[h].
+    """
+
+    start: int  # where the payload begins in the record
+    codec: str
+    length: int  # valid content tokens
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+    digests: Sequence[bytes]
+
+
+def damaged(key: RecordKey, what: str) -> CorruptBlock:
+    """The error for a record that is not as it was written."""
+    return CorruptBlock(
+        f"{key} is damaged ({what}); run verify, or forget the document and ingest it again"
+    )
 
 
 class BlockTable:
     """The records of one memory. A record's `write` is the id of the write that made it
-    (Document.write_of).
+    (Document.write_of), or the digest of a passage. May be used by several threads.
     """
 
     def __init__(self, signature: Signature, codec: str) -> None:
         """codec: of the records encoded from now on; records say how they are encoded, so a memory
         may hold records of several. Raises InvalidConfig.
         """
-        self.geometry = signature.geometry
-        self.form = RecordForm(signature.geometry, signature.digest)
+        self.geometry, self.signature = signature.geometry, signature.digest
         self.codec = get_codec(codec).name
+        heads = self.geometry.num_kv_heads
+        self.header_bytes = _FIXED.size + (4 + _DIGEST) * heads + _DIGEST
+        self.raw_record_bytes = self.header_bytes + self.geometry.record_bytes
+        self._raw_sizes = struct.pack(f"<{heads}I", *[self.geometry.unit_bytes] * heads)
+
+    # Encoding
 
     def encode(
         self, first: RecordKey, k: np.ndarray, v: np.ndarray, lengths: Sequence[int], write: WriteId
@@ -46,22 +90,108 @@ class BlockTable:
         """The records of consecutive blocks of one layer, by the write that makes them.
 
         k, v: raw bits [n, num_kv_heads, block_size, head_dim], K rotated by the offset inside the
-        block only; lengths: valid content tokens of each, whose rows alone are stored.
+        block only; lengths: valid content tokens of each, 1 to block_size, whose rows alone are
+        stored.
         """
-        keys = [(first._replace(block=first.block + at), write) for at in range(len(k))]
         records = list[bytes]()
         for length, alike in groupby(lengths):
             at = slice(len(records), len(records) + len(list(alike)))
             halves = k[at, :, :length], v[at, :, :length]
-            records += self.form.encode(keys[at], *halves, self.codec)
+            for payloads in self._payloads(*halves, self.codec, length):
+                key = first._replace(block=first.block + len(records))
+                records.append(self._pack(key, write, self.codec, length, payloads))
         return records
 
     def encode_passage(self, k: np.ndarray, v: np.ndarray, digest: bytes, codec: str) -> bytes:
         """The record of a passage, whose number is not in it. k, v: raw bits [tokens, head_dim];
         digest: its own, which is of this codec.
         """
-        known_as = [(RecordKey(0, 0, 0), digest)]
-        return self.form.encode(known_as, k[None, None], v[None, None], codec)[0]
+        (payloads,) = self._payloads(k[None, None], v[None, None], codec, len(k))
+        return self._pack(RecordKey(0, 0, 0), digest, codec, len(k), payloads)
+
+    def _payloads(
+        self, k: np.ndarray, v: np.ndarray, codec: str, length: int
+    ) -> Iterator[Sequence[Payload]]:
+        """The encoded heads of blocks of one length, raw bits [n, num_kv_heads, length, head_dim],
+        block by block.
+        """
+        heads, size, dim = self.geometry.shape
+        assert k.shape == v.shape == (len(k), heads, length, dim) and 1 <= length <= size, k.shape
+        assert k.itemsize == self.geometry.itemsize, k.dtype
+        units = np.stack([k, v], 2).reshape(len(k) * heads, 2, *k.shape[2:])
+        payloads = CODECS[codec].encode(units, self.geometry.dtype)
+        for at in range(0, len(payloads), heads):
+            yield payloads[at : at + heads]
+
+    def _pack(
+        self, key: RecordKey, write: WriteId, codec: str, length: int, payloads: Sequence[Payload]
+    ) -> bytes:
+        """The record of encoded heads."""
+        header = b"".join(
+            (
+                self._fixed(codec, length, key, write),
+                struct.pack(f"<{len(payloads)}I", *map(len, payloads)),
+                *map(xxh3_64_digest, payloads),
+            )
+        )
+        return b"".join((header, xxh3_64_digest(header), *payloads))
+
+    def raw_header(self, key: RecordKey, write: WriteId, digests: bytes) -> bytes:
+        """The header of a full block in codec raw, whose heads have these checksums, concatenated.
+        Key, write and checksums determine it, so comparing bytes identifies the record.
+        """
+        header = self._fixed("raw", self.geometry.block_size, key, write)
+        header += self._raw_sizes + digests
+        return header + xxh3_64_digest(header)
+
+    def _fixed(self, codec: str, length: int, key: RecordKey, write: WriteId) -> bytes:
+        known = self.signature, write, key[1], key[2]
+        return _FIXED.pack(_MAGIC, RECORD_FORMAT, _CODECS[codec], length, *known)
+
+    # Decoding
+
+    def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
+        """The header of the record that `write` made under this key. Raises CorruptBlock for
+        another's, and for what is not a record.
+        """
+        start, heads = self.header_bytes, self.geometry.num_kv_heads
+        if len(record) < start:
+            raise damaged(key, f"truncated to {len(record)} bytes")
+        if record[start - _DIGEST : start] != xxh3_64_digest(record[: start - _DIGEST]):
+            raise damaged(key, "its header does not match its checksum")
+        _, _, codec, length, *_, block, layer = _FIXED.unpack_from(record)
+        name = _CODEC_NAMES.get(codec, "raw")
+        if record[: _FIXED.size] != self._fixed(name, length, key, write):
+            raise damaged(
+                key, f"it is a record of another write or model, of block {block}, layer {layer}"
+            )
+        if not 1 <= length <= self.geometry.block_size:
+            raise damaged(key, f"{length} tokens in a block of {self.geometry.block_size}")
+        sizes = struct.unpack_from(f"<{heads}I", record, _FIXED.size)
+        digests = struct.unpack_from("<" + heads * "8s", record, _FIXED.size + 4 * heads)
+        *offsets, size = accumulate(sizes, initial=0)
+        if len(record) != start + size:
+            raise damaged(key, f"{len(record)} bytes instead of {start + size}")
+        return Header(start, name, length, offsets, sizes, digests)
+
+    def decode_head(
+        self,
+        record: memoryview,
+        key: RecordKey,
+        header: Header,
+        head: int,
+        kv: tuple[np.ndarray, np.ndarray],
+    ) -> None:
+        """Check and decode one head of a record into kv, contiguous [block_size, head_dim] of raw
+        bits.
+
+        What they hold is its bits or, with an error raised, nothing of use. Raises CorruptBlock.
+        """
+        payload = self._payload(record, key, header, head)
+        try:
+            CODECS[header.codec].decode(payload, *kv, self.geometry.dtype, header.length)
+        except ValueError as error:
+            raise damaged(key, f"head {head}: {error}") from error
 
     def decode(
         self, record: bytes | memoryview, key: RecordKey, write: WriteId
@@ -70,17 +200,21 @@ class BlockTable:
         Raises CorruptBlock for a record that is altered, truncated or not the one asked for.
         """
         record = memoryview(record)
-        header = self.form.header(record, key, write)
+        header = self.header(record, key, write)
         k, v = np.empty((2, *self.geometry.shape), f"<i{self.geometry.itemsize}")
         for head in range(self.geometry.num_kv_heads):
-            self.form.decode_head(record, key, header, head, (k[head], v[head]))
+            self.decode_head(record, key, header, head, (k[head], v[head]))
         return k, v, header.length
 
     def check(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> int:
         """Check every byte of a record without decoding it; return its valid content tokens. Raises
-        CorruptBlock as decode does.
+        CorruptBlock.
         """
-        return self.form.check(memoryview(record), key, write)
+        record = memoryview(record)
+        header = self.header(record, key, write)
+        for head in range(self.geometry.num_kv_heads):
+            self._payload(record, key, header, head)
+        return header.length
 
     def check_numbers(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> None:
         """Does a record decode to finite numbers? Raises CorruptBlock."""
@@ -88,6 +222,16 @@ class BlockTable:
             k, v, _ = self.decode(record, key, write)
         if not (is_finite(k, self.geometry.dtype) and is_finite(v, self.geometry.dtype)):
             raise damaged(key, "it holds numbers that are not finite")
+
+    def _payload(self, record: memoryview, key: RecordKey, header: Header, head: int) -> memoryview:
+        """A head's payload, checked. Raises CorruptBlock."""
+        start = header.start + header.offsets[head]
+        payload = record[start : start + header.sizes[head]]
+        if xxh3_64_digest(payload) != header.digests[head]:
+            raise damaged(key, f"head {head}: its checksum does not match")
+        return payload
+
+    # The table
 
     def put(self, txn: Transaction, key: RecordKey, record: bytes) -> int:
         """Write one encoded record; return its bytes."""

@@ -17,10 +17,9 @@ import msgspec
 
 from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.format.codec import get_codec
-from memstore.disk.format.document import Document
+from memstore.disk.format.document import Document, WriteId
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, number_key, read_number_key
-from memstore.disk.format.record import WriteId
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Database, Transaction
@@ -117,11 +116,13 @@ class Catalog:
             known = typed(row, Description)
             self.signature = Signature.from_dict(known.signature)
             self.blocks = BlockTable(self.signature, known.codec)
+            self.codec = self.blocks.codec  # of blocks that are stored from now on
             self.passages = PassageTable(self.blocks)
         except (ValueError, InvalidConfig) as error:
             raise CorruptMemory(
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
             ) from error
+        self.index_spec = known.selector  # what it keeps; None for a memory without one
         self.runs = RunTable(self.signature.geometry, known.selector)
         self.texts = TextTable(self.signature.block_size)
         self._writes: dict[int, WriteId] = {}  # of documents, by number: they never change
@@ -155,7 +156,7 @@ class Catalog:
             "signature": signature.to_dict(),
             "codec": get_codec(codec).name,
             "created": time.time(),
-            "selector": None if selector is None else selector.to_dict(),
+            "selector": None if selector is None else asdict(selector),
         }
 
         def first(txn: Transaction) -> None:
@@ -183,30 +184,15 @@ class Catalog:
         """The number of the manifest that a published memory is read by; None for a directory."""
         return None
 
-    @property
-    def codec(self) -> str:
-        """How blocks are stored from now on."""
-        return self.blocks.codec
-
-    @property
-    def index_spec(self) -> IndexSpec | None:
-        """What its selector keeps; None for a memory without one."""
-        return self.runs.spec
-
     # Documents
 
-    def new_document_id(self, txn: Transaction) -> int:
-        """The next number: see new_numbers."""
-        return next(self.new_numbers(txn))
-
-    def new_numbers(self, txn: Transaction) -> Iterator[int]:
-        """Numbers for documents and passages, never given out before (unless the transaction is not
+    def new_number(self, txn: Transaction) -> int:
+        """A number for a document or passage, never given out before (unless the transaction is not
         committed). Raises CorruptMemory.
         """
-        while True:
-            number = self.next_number(txn)
-            txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
-            yield number
+        number = self.next_number(txn)
+        txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
+        return number
 
     def next_number(self, txn: Transaction) -> int:
         """The number that the next document or passage gets. Raises CorruptMemory."""
@@ -294,8 +280,7 @@ class Catalog:
         self, txn: Transaction, document: Document, first_block: int, digests: Sequence[Digest]
     ) -> list[StoredPassage]:
         """Count a document's references to passages, from its block `first_block` on."""
-        numbers = self.new_numbers(txn)
-        return self.passages.refer(txn, document.id, first_block, digests, numbers)
+        return self.passages.refer(txn, document.id, first_block, digests, self.new_number)
 
     def passages_of(
         self, txn: Transaction, document: Document, first: int = 0
@@ -394,7 +379,7 @@ class Catalog:
 
     def _document(self, number: int, value: bytes) -> Document:
         try:
-            return Document.unpack(number, value)
+            return Document.decode(unpack(value, dict[str, Any]) | {"id": number})
         except ValueError as error:
             raise CorruptMemory(
                 f"{self.database.path}: the row of document {number} is damaged ({error}); run "

@@ -9,11 +9,10 @@ it last. A record follows from the tokens, so it may be missing.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import msgpack
-import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -52,7 +51,7 @@ class PassageCounts(NamedTuple):
     bytes: int = 0
 
 
-class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _Row(NamedTuple):
     digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
     references: Count
     bytes: Count
@@ -122,16 +121,16 @@ class PassageTable:
         document: int,
         first_block: int,
         digests: Sequence[Digest],
-        numbers: Iterator[int],
+        new_number: Callable[[Transaction], int],
     ) -> list[StoredPassage]:
-        """Count a document's references from its blocks `first_block` on; numbers: for passages
+        """Count a document's references from its blocks `first_block` on; new_number: for passages
         that are new. Raises CorruptMemory.
         """
         rows = []
         for block, digest in enumerate(digests, first_block):
             row = self.find(txn, digest)
             if row is None:
-                row = StoredPassage(next(numbers), digest)
+                row = StoredPassage(new_number(txn), digest)
                 txn.put_checked("digests", digest, msgpack.packb(row.number))
             rows.append(row._replace(references=row.references + 1, home=(document, block)))
             self._put(txn, rows[-1])
@@ -172,7 +171,7 @@ def _decode(number: int, value: bytes) -> StoredPassage:
         row = unpack(value, _Row)
     except ValueError as error:
         raise _damaged(str(number), error) from error
-    return StoredPassage(number, row.digest, row.references, row.bytes, (row.document, row.block))
+    return StoredPassage(number, *row[:3], home=row[3:])
 
 
 def _damaged(which: str, error: ValueError) -> CorruptMemory:

@@ -1,22 +1,30 @@
 """What a memory finds its blocks by: runs of landmark keys, a part for each layer, or of what its
 selector keeps, a part for each kind.
+
+A value is, in little-endian order, a header of the kind (u8), a digest of the landmarks' geometry
+or of the selector (16 bytes), blocks (u32) and rows (u32); the rows of each block (u32); then the
+columns of the rows. A landmark key is a row of raw bits [num_kv_heads, head_dim]; a token's
+landmark a row of int8 [width]; a distinct word of a block a row of its hash (u32) and count (u16).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from memstore.block import Geometry
-from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
-from memstore.disk.format.runs import RUN_BLOCKS, Kind, Run, RunForm, joined, kinds_of
+from memstore.disk.format.runs import RUN_BLOCKS, BlockWords, Kind, Run, joined, kinds_of
 from memstore.disk.lmdb.transaction import Transaction, ValuePart
 from memstore.errors import CorruptMemory
 
 _TABLE = "landmarks"
-_KINDS: tuple[Kind, ...] = ("token", "words")
+_SELECTED: tuple[Kind, ...] = ("token", "words")  # by part
+_NUMBERS: tuple[Kind, ...] = ("landmark", *_SELECTED)  # in headers
+_HEADER = struct.Struct("<B16sII")
 
 
 class RunTable:
@@ -24,7 +32,7 @@ class RunTable:
 
     def __init__(self, geometry: Geometry, spec: IndexSpec | None = None) -> None:
         """spec: None: landmark keys of layers."""
-        self.form, self.spec = RunForm(geometry, spec), spec
+        self.geometry, self.spec = geometry, spec
 
     def parts(self, layers: Iterable[int]) -> dict[int, Kind]:
         """Of a document that has these layers, the parts of its runs, in order."""
@@ -34,21 +42,72 @@ class RunTable:
 
     def part(self, kind: Kind) -> int:
         """The part of a kind that a selector keeps."""
-        return _KINDS.index(kind)
+        return _SELECTED.index(kind)
 
     def kind(self, part: int) -> Kind:
         """The kind of a part's runs."""
-        return "landmark" if self.spec is None else _KINDS[part]
+        return "landmark" if self.spec is None else _SELECTED[part]
+
+    # Values
+
+    def encode(self, run: Run) -> bytes:
+        """The value of a run."""
+        counts = len(run.sizes), len(run.columns[0])
+        numbers = [run.sizes.astype("<u4"), *run.columns]
+        return _HEADER.pack(*self._identity(run.kind), *counts) + b"".join(
+            part.tobytes() for part in numbers
+        )
 
     def decode(self, part: int, first_block: int, value: bytes) -> Run:
-        """The run of a value. Raises ValueError."""
-        return self.form.decode(self.kind(part), first_block, value)
+        """The run of a part whose value this is; the numbers lie in the value. Raises ValueError
+        for a value that is no such run.
+        """
+        kind = self.kind(part)
+        if len(value) < _HEADER.size:
+            raise ValueError(f"it is truncated to {len(value)} bytes")
+        *identity, blocks, rows = _HEADER.unpack_from(value)
+        if tuple(identity) != self._identity(kind):
+            raise ValueError("they are of another kind, model or selector")
+        size = _HEADER.size + 4 * blocks + rows * sum(row.itemsize for row in self._row(kind))
+        if not blocks or len(value) != size:
+            raise ValueError(f"{blocks} blocks in {len(value)} bytes instead of {size}")
+        sizes = np.frombuffer(value, "<u4", blocks, _HEADER.size).astype(np.int64)
+        at, columns = _HEADER.size + 4 * blocks, list[np.ndarray]()
+        for row in self._row(kind):
+            columns.append(np.frombuffer(value, row, rows, at))
+            at += columns[-1].nbytes
+        run = Run(kind, first_block, sizes, tuple(columns))
+        wrong = {
+            "landmark": (sizes != 1).any(),
+            "token": not sizes.all(),
+            "words": kind == "words" and not (run.words.in_order and run.columns[1].all()),
+        }
+        if int(sizes.sum()) != rows or wrong[kind]:
+            raise ValueError("its numbers are not those of its blocks")
+        return run
+
+    def _row(self, kind: Kind) -> list[np.dtype[Any]]:
+        """The columns of a row."""
+        heads, _, dim = self.geometry.shape
+        if kind == "landmark":
+            return [np.dtype((f"<i{self.geometry.itemsize}", (heads, dim)))]
+        if kind == "token":
+            return [np.dtype((np.int8, (0 if self.spec is None else self.spec.width,)))]
+        return [np.dtype("<u4"), np.dtype("<u2")]
+
+    def _identity(self, kind: Kind) -> tuple[int, bytes]:
+        """The number of a kind, and a digest of all that its numbers depend on."""
+        geometry, spec = self.geometry, self.spec
+        of = f"{geometry.dtype} {geometry.num_kv_heads} {geometry.head_dim}"
+        if kind != "landmark" and spec is not None:
+            of = f"{spec.width} {spec.digest}"
+        return _NUMBERS.index(kind), hashlib.blake2b(of.encode(), digest_size=16).digest()
 
     # Runs of a document
 
     def put(self, txn: Transaction, document: int, part: int, run: Run) -> None:
         """Write a run, in place of the one that begins with the same block."""
-        self.put_value(txn, document, part, run.first_block, self.form.encode(run))
+        self.put_value(txn, document, part, run.first_block, self.encode(run))
 
     def put_value(
         self, txn: Transaction, document: int, part: int, first_block: int, value: bytes
@@ -77,17 +136,26 @@ class RunTable:
         none = Run.of_tokens(0, np.zeros((0, self.spec.width), np.int8), np.zeros(0, np.int64))
         return joined(0, [none, *self._of_kind(txn, document, "token")])
 
-    def token_landmarks(self, txn: Transaction, places: "TokenPlaces") -> np.ndarray | None:
-        """Token landmarks int8 [tokens, width] of single blocks, read from where they lie. None
-        where a block's are not there, or not those that are told.
+    def token_landmarks(
+        self,
+        txn: Transaction,
+        documents: np.ndarray,
+        blocks: np.ndarray,
+        run_blocks: np.ndarray,
+        before: np.ndarray,
+        lengths: np.ndarray,
+        digests: np.ndarray,
+    ) -> np.ndarray | None:
+        """Token landmarks int8 [tokens, width] of single blocks [n], read from where they lie. None
+        where a block's are not there, or not those of its digest.
+
+        All int64 [n]: run_blocks: of the run that holds each; before: tokens of that run before it;
+        lengths: tokens of each; digests: XXH3-64 of its landmarks, uint64.
         """
         assert self.spec is not None
-        part, each, size = self.part("token"), RUN_BLOCKS["token"], self.spec.width
-        wholes = np.asarray(self.form.value_bytes("token", places.run_blocks, places.run_tokens))
-        columns = (
-            places.documents, places.blocks // each * each, wholes,
-            wholes - places.behind * size, places.lengths * size, places.digests,
-        )  # fmt: skip
+        part, each, width = self.part("token"), RUN_BLOCKS["token"], self.spec.width
+        starts = _HEADER.size + 4 * run_blocks + before * width
+        columns = documents, blocks // each * each, starts, lengths * width, digests
         wanted = [
             ValuePart(run_key(document, part, first), *told)
             for document, first, *told in zip(*(column.tolist() for column in columns))
@@ -96,7 +164,7 @@ class RunTable:
         if found is None:
             return None
         out = np.frombuffer(bytearray().join(found), np.int8)  # which a tensor may share
-        return out.reshape(-1, self.spec.width)
+        return out.reshape(-1, width)
 
     def words(self, txn: Transaction, document: int) -> BlockWords:
         """A document's words. Raises CorruptMemory where some are missing."""
@@ -106,14 +174,6 @@ class RunTable:
     def delete_run(self, txn: Transaction, document: int, part: int, first_block: int) -> None:
         """Delete the run of a part that begins with a block, if there is one."""
         txn.delete(_TABLE, run_key(document, part, first_block))
-
-    def covered(self, first_blocks: Mapping[int, int]) -> dict[int, tuple[Kind, int]]:
-        """What runs of a document have to cover: see Coverage. first_blocks: of its layers."""
-        parts = self.parts(first_blocks)
-        return {
-            part: (kind, first_blocks[part] if kind == "landmark" else 0)
-            for part, kind in parts.items()
-        }
 
     def _decode(self, document: int, part: int, first_block: int, value: bytes) -> Run:
         kind = self.kind(part)
@@ -139,15 +199,3 @@ class RunTable:
                     "verify"
                 )
             yield self._decode(document, part, first, value)
-
-
-class TokenPlaces(NamedTuple):
-    """Where single blocks' token landmarks lie, int64 [n] each."""
-
-    documents: np.ndarray
-    blocks: np.ndarray
-    lengths: np.ndarray  # tokens of the block
-    digests: np.ndarray  # uint64: XXH3-64 of its landmarks
-    behind: np.ndarray  # tokens from its first to the end of its run
-    run_blocks: np.ndarray  # of its run
-    run_tokens: np.ndarray

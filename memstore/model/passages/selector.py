@@ -25,7 +25,7 @@ from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.model.lookup_settings import CAUTION, LookupSettings, Steps, at_caution
 from memstore.store.memory_store import MemoryStore
-from memstore.store.retrieve.listed_passages import Shortlist
+from memstore.store.retrieve.first_stage import Shortlist
 
 
 class Captures(NamedTuple):
@@ -221,13 +221,13 @@ class Selector:
             return by_words
         rows, weights = query.rows(self.learned)
         learned = weights @ store.token_maxima(rows, scope)
-        return learned if by_words is None else self.joined(learned, by_words, query, store)
+        return learned if by_words is None else self.joined(learned, by_words, store)
 
-    def joined(self, learned: Tensor, by_words: Tensor, query: Query, store: Found) -> Tensor:
+    def joined(self, learned: Tensor, by_words: Tensor, store: Found) -> Tensor:
         """The scores [blocks] whose two parts are these."""
         deviation, of_words = spread(learned)[1], None
         if isinstance(store, Shortlist):
-            deviation, of_words = store.spread[1], store.word_spread(query.words)
+            deviation, of_words = store.spread[1], store.word_spread
         return learned + self.word_weight * deviation * standardise(by_words, of_words)
 
     def adds(self, query: Query, store: Found, scope: Scope) -> Tensor | None:

@@ -11,7 +11,7 @@ from memstore.disk.format.runs import RUN_BLOCKS, run_of
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory
-from memstore.index import PackedIndex
+from memstore.index import LandmarkIndex
 from memstore.tiers.raw_bits import from_raw
 
 
@@ -30,7 +30,7 @@ def by_tokens(rows: Sequence[Document], least: int) -> Iterator[list[Document]]:
 
 
 def load_landmarks(
-    index: PackedIndex, catalog: Catalog, txn: Transaction, rows: Sequence[Document]
+    index: LandmarkIndex, catalog: Catalog, txn: Transaction, rows: Sequence[Document]
 ) -> None:
     """Put documents' landmark keys into the index, in the place of what it has of them. Raises
     CorruptMemory.
@@ -43,7 +43,7 @@ def load_landmarks(
         _load(index, catalog, txn, row)
 
 
-def _load(index: PackedIndex, catalog: Catalog, txn: Transaction, document: Document) -> None:
+def _load(index: LandmarkIndex, catalog: Catalog, txn: Transaction, document: Document) -> None:
     ends = dict.fromkeys(document.memory_layers(catalog.signature), 0)
     by_layer = itertools.groupby(catalog.runs.runs(txn, document.id), key=itemgetter(0))
     for layer, runs in by_layer:
@@ -67,7 +67,7 @@ def _load(index: PackedIndex, catalog: Catalog, txn: Transaction, document: Docu
 
 
 def load_recent(
-    index: PackedIndex, catalog: Catalog, txn: Transaction, document: Document, first: int
+    index: LandmarkIndex, catalog: Catalog, txn: Transaction, document: Document, first: int
 ) -> None:
     """Put the landmark keys of layers without memory into the index, of a document's blocks from
     `first` on: a resumed ingest attends to them. Raises CorruptMemory.

@@ -20,13 +20,11 @@ from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ReadOnlyMemory
-from memstore.index import FaissIndex, Hits, PackedIndex, make_index
+from memstore.index import Hits, LandmarkIndex
 from memstore.index.block_rows import Scope
-from memstore.index.passage_files import PassageDirectory
 from memstore.index.word_index import WordsBeside
 from memstore.store.open_options import OpenOptions
-from memstore.store.retrieve.first_stage import FirstStage
-from memstore.store.retrieve.listed_passages import Shortlist
+from memstore.store.retrieve.first_stage import FirstStage, ListsDirectory, Shortlist
 from memstore.store.retrieve.loading import load_landmarks
 from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.store.retrieve.session_document import SessionDocument
@@ -53,13 +51,13 @@ class Retrieval:
         self._first_stage = None if selector is None else _first_stage(catalog)
         dtype = torch_dtype(signature.kv_dtype)
         self._catalog = catalog
-        self.index: PackedIndex = make_index(
-            kind if selector is None else "packed",
+        self.index = LandmarkIndex(
             signature.num_kv_heads,
             signature.head_dim,
             # Searched in float32, or in float64 where keys are stored so (to check the
             # mathematics).
             torch.promote_types(dtype, torch.float32),
+            kind=kind if selector is None else "packed",
             device=usable_device(options.get("device") or "cpu"),
             directory=None if catalog.source else catalog.database.path / INDEX,
         )
@@ -97,7 +95,7 @@ class Retrieval:
         bias: Tensor | None = None,
     ) -> Hits:
         """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see
-        PackedIndex.search.
+        LandmarkIndex.search.
 
         Raises DocumentNotFound for a document that was forgotten, here or by another process.
         """
@@ -130,8 +128,10 @@ class Retrieval:
         """
         if self.selected is None or self._first_stage is None:
             return None
-        question = (q, weights, beside)
-        return self._first_stage.shortlist(question, scope, self.selected, self._loaded)
+        listed = self._first_stage.open(self._loaded, self.selected)
+        if listed is None:
+            return None
+        return listed.shortlist((q, weights, beside), scope, self.selected, self._loaded)
 
     def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
         """Under which number and block the units of blocks (document, block) are leased: those of a
@@ -201,8 +201,7 @@ class Retrieval:
 
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
-        if isinstance(self.index, FaissIndex):
-            self.index.drop()
+        self.index.drop()
         if self._first_stage is not None:
             self._first_stage.close()
 
@@ -297,7 +296,7 @@ class Retrieval:
         written = self._catalog.source is not None or not self._catalog.database.read_only
         if self._first_stage is not None:
             return written and self._first_stage.due(self._loaded)
-        if self._catalog.source is not None or not isinstance(self.index, FaissIndex):
+        if self._catalog.source is not None or self.index.kind == "packed":
             return False
         return written and self.index.due(self._catalog.signature.memory_layers)
 
@@ -317,9 +316,9 @@ class Retrieval:
         """Do the stored lists cover documents that are gone or have changed?"""
         return self._first_stage is not None and self._first_stage.tells_of_gone(self._loaded)
 
-    def _building_index(self) -> FaissIndex:
+    def _building_index(self) -> LandmarkIndex:
         """The index. Raises InvalidInput for one that builds nothing."""
-        if not isinstance(self.index, FaissIndex):
+        if self.index.kind == "packed":
             raise InvalidInput("a packed index builds nothing; open the memory with index auto")
         return self.index
 
@@ -342,8 +341,7 @@ class Retrieval:
 def _first_stage(catalog: Catalog) -> FirstStage:
     """Of a memory that has a selector; lists lie beside it, or where it is published."""
     if catalog.source is None:
-        place = PassageDirectory(catalog.database.path / INDEX)
-        return FirstStage(catalog.runs, catalog, place)
+        return FirstStage(catalog, ListsDirectory(catalog.database.path / INDEX))
     from memstore.store.retrieve.published_lists import PublishedLists
 
-    return FirstStage(catalog.runs, catalog, PublishedLists(cast(Any, catalog.database)))
+    return FirstStage(catalog, PublishedLists(cast(Any, catalog.database)))

@@ -6,18 +6,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Kind, kinds_of
+from memstore.disk.format.runs import Kind, Run, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
-from memstore.index.word_index import HeldPostings, RareBlocks, WordIndex
+from memstore.index.word_index import RareBlocks, WordIndex
 from memstore.store.retrieve.loading import by_tokens
 
 _AT_ONCE = 1 << 22  # tokens of documents that are read together
@@ -57,33 +56,25 @@ class SelectorIndex:
         """BM25 of each block of a scope, [blocks] float32: see WordIndex.scores. Raises as
         token_maxima.
         """
-        self._hold("words", scope if whole is None else whole)
-        return self._words.scores(words, scope, whole)
+        return self._hold("words", scope if whole is None else whole).scores(words, scope, whole)
 
     def holding(self, words: Sequence[int], scope: Scope) -> list[int] | None:
         """See WordIndex.holding; None where the selector keeps no words."""
         if "words" not in self._held:
             return None
-        self._hold("words", scope)
-        return self._words.holding(words, scope)
+        return self._hold("words", scope).holding(words, scope)
 
     def rare(self, words: Mapping[int, float], scope: Scope) -> RareBlocks:
         """See WordIndex.rare."""
-        self._hold("words", scope)
-        return self._words.rare(words, scope)
+        return self._hold("words", scope).rare(words, scope)
 
-    def take_words(
-        self,
-        documents: Sequence[tuple[int, int, bool]],
-        lengths: np.ndarray,
-        postings: HeldPostings,
-    ) -> None:
-        """See WordIndex.take."""
+    def take_words(self, words: WordIndex, documents: set[int]) -> None:
+        """Search the words of these documents in an index made of them; those of others are read
+        again when they are asked for.
+        """
         with self._lock:
             if "words" in self._held:
-                gone = self._words.take(documents, lengths, postings)
-                known = {number for number, _, wanted in documents if wanted}
-                self._held["words"] = self._held["words"] - gone | known
+                self._words, self._held["words"] = words, documents
 
     def hold(self, scope: Scope) -> None:
         """Have all that searches of a scope need. Raises what a search raises."""
@@ -103,9 +94,9 @@ class SelectorIndex:
         """Memory held for landmarks and words."""
         return self._tokens.bytes + self._words.bytes
 
-    def _hold(self, kind: Kind, scope: Scope) -> None:
-        """Have what a search of a scope needs. Raises InvalidInput, DocumentNotFound,
-        CorruptMemory.
+    def _hold(self, kind: Kind, scope: Scope) -> WordIndex:
+        """Have what a search of a scope needs; return the index of words, which `take_words` may
+        replace. Raises InvalidInput, DocumentNotFound, CorruptMemory.
         """
         if kind not in self._held:
             what = "token landmarks" if kind == "token" else "words"
@@ -114,7 +105,7 @@ class SelectorIndex:
         with self._lock:
             wanted = {document for document, _, _ in scope}
             if wanted <= self._held[kind]:
-                return
+                return self._words
             # elsewhere both kinds come together
             kinds = [kind] if catalog.source is None else [*self._held]
             missing = {each: wanted - self._held[each] for each in kinds}
@@ -131,20 +122,18 @@ class SelectorIndex:
                         if row.id in missing[each]:
                             self._load(each, txn, _ready(catalog, txn, row.id))
                             self._held[each].add(row.id)
+            return self._words
 
     def _load(self, kind: Kind, txn: Transaction, row: Document) -> None:
-        index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words
-        index.remove(row.id)
-        if kind == "token":
-            _, _, lengths, (landmarks,) = self.table.tokens(txn, row.id)
-            self._tokens.add(row.id, 0, torch.from_numpy(landmarks), lengths)
-        else:
-            self._words.add(row.id, 0, self.table.words(txn, row.id))
-        if index.span(row.id)[1] != row.blocks:
-            index.remove(row.id)
+        run = (self.table.tokens if kind == "token" else self.table.words)(txn, row.id)
+        if len(run.sizes) != row.blocks:
             raise CorruptMemory(
                 f"{kind} landmarks of document {row.name!r} are missing; run verify"
             )
+        if isinstance(run, Run):
+            self._tokens.add(row.id, torch.from_numpy(run.landmarks), run.sizes)
+        else:
+            self._words.add(row.id, run)
 
 
 def _ready(catalog: Catalog, txn: Transaction, number: int) -> Document:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.closing import Closing
-from memstore.index import PackedIndex
+from memstore.index import LandmarkIndex
 from memstore.tiers.cascade import Cascade
 
 
@@ -17,7 +17,7 @@ class SessionDocument(Closing):
     document: the negative number under which they are leased and searched.
     """
 
-    def __init__(self, number: int, tiers: Cascade, index: PackedIndex) -> None:
+    def __init__(self, number: int, tiers: Cascade, index: LandmarkIndex) -> None:
         """Use MemoryStore.session_document."""
         self.document = number
         self._tiers, self._index = tiers, index

@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from memstore.decode import check_plain
 from memstore.decode import check_settings as check_fields
-from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.document import WRITE_BYTES, Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.record import WRITE_BYTES
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -118,7 +117,7 @@ def begin(catalog: Catalog, admission: Admission) -> Document:
     def work(txn: Transaction) -> Document:
         if admission.instead_of is not None:
             catalog.delete_document(txn, admission.instead_of.id)
-        number = catalog.new_document_id(txn)
+        number = catalog.new_number(txn)
         write = os.urandom(WRITE_BYTES)
         row = replace(admission.document, id=number, created=time.time(), write=write)
         catalog.put_document(txn, row)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.format.block_words import BlockWords, Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Run, kinds_of
+from memstore.disk.format.runs import BlockWords, Run, Words, kinds_of
 from memstore.disk.format.text_parts import Passage, encode_part, encode_tokens
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest

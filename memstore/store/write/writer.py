@@ -15,9 +15,8 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.closing import Closing
-from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Run, run_of
+from memstore.disk.format.runs import Run, Words, run_of
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.runs import BlockWords
 from memstore.errors import InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
@@ -129,8 +129,8 @@ def _with_words(
         selector, scores = Selector(learned, weight), by_landmarks
         if weight:
             scores = [
-                selector.joined(landmarks, words, query, haystack)
-                for landmarks, words, query in zip(by_landmarks, by_words, queries, strict=True)
+                selector.joined(landmarks, words, haystack)
+                for landmarks, words in zip(by_landmarks, by_words, strict=True)
             ]
         outcomes = measure(states, scores)
         tried.append((sum(_recalls(outcomes)), -weight, selector, outcomes))
@@ -156,10 +156,10 @@ class Haystack:
         number = len(self.scope)
         kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
         if self._tokens is not None and kept:
-            self._tokens.add(number, 0, torch.cat(kept), [len(one.ids) for one in passages])
+            self._tokens.add(number, torch.cat(kept), [len(one.ids) for one in passages])
         words = selector.words([tokenizer.decode(one.ids) for one in passages])
         if self._words is not None and words is not None:
-            self._words.add(number, 0, BlockWords.of(words))
+            self._words.add(number, BlockWords.of(words))
         self.scope.append((number, 0, len(passages)))
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
