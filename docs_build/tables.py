@@ -29,7 +29,7 @@ _WAYS = {
     "fused": "BM25 and MiniLM fused, best 4 as text",
     "gold": "the right passage as text",
 }
-_SETS = ("newwiki", "piaf", "2wiki", "office")
+_SETS = ("newwiki", "piaf", "2wiki", "fairytale", "office")
 _KINDS = {
     "natural": "everyday questions",
     "pronoun": "he, she or it; the name a sentence before",
@@ -86,13 +86,13 @@ def questions_table(name: str) -> str:
     rows = []
     for way, title in _WAYS.items():
         one = ways[way]
-        marks = [f"{one[key]:.2f}" for key in ("right", "wrong", "refused")]
+        marks = [f"{one[key]:.2f}" for key in ("right", "wrong", "refused", "f1")]
         unanswerable = "" if way == "gold" else f"{one['unanswerable refused']:.2f}"
         seconds = f"{one['first']:.2f}, {one['seconds']:.2f}"
         difference = one.get("memory minus this")
         apart = "" if difference is None else "{:+.2f} ({:+.2f} to {:+.2f})".format(*difference)
         rows.append([title, *marks, unanswerable, seconds, apart])
-    head = ["", "right", "wrong", "refused", "unanswerable refused"]
+    head = ["", "right", "wrong", "refused", "F1 of words", "unanswerable refused"]
     return table([*head, "first token, end, s", "memstore minus this: right"], rows)
 
 
