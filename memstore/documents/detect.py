@@ -88,7 +88,7 @@ def unzipped(data: bytes, limits: Limits) -> tuple[Kind, dict[str, bytes]]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
             if len(infos) > limits.members:
-                raise UnreadableDocument(f"has more than {limits.members:,} members")
+                raise UnreadableDocument(f"has more than {limits.members:,} files in it")
             if any(info.flag_bits & 1 for info in infos):
                 raise UnreadableDocument("is encrypted; save it without a password")
             if any(info.compress_type not in (0, zipfile.ZIP_DEFLATED) for info in infos):

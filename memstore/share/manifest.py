@@ -209,10 +209,10 @@ def find_newest(objects: ObjectStore, folder: Path | None = None) -> Manifest | 
         return None
     manifest = read_manifest(objects, found)
     if seen > found or (seen == found and id_ != manifest.id):
-        what = "another manifest" if seen == found else "manifest"
+        other = "another" if seen == found else f"the newest manifest is {found}, but"
         raise StaleMemory(
-            f"{objects.url}: its newest is {what} {found}, but manifest {seen} was read before, so "
-            f"somebody has put back an older state; publish again, or delete {file} to accept it"
+            f"{objects.url}: {other} manifest {seen} was read before: somebody restored an older "
+            f"state; publish again, or delete {file} to accept it"
         )
     if file is not None and seen < found:
         # by a new file: another process reads the whole of one or of the other

@@ -127,8 +127,8 @@ class ObjectStore:
             _asked_by = os.getpid()
         if _asked_by != os.getpid():  # a fork lacks obstore's threads, and would wait for ever
             raise MemoryClosed(
-                f"{self.url}: process {_asked_by} had asked object stores when this one was forked "
-                "from it; open it in one that is spawned instead"
+                f"{self.url}: process {_asked_by} used an object store before it forked this one; "
+                "start processes that use one with spawn, not fork"
             )
         try:
             return interruptible(work)

@@ -277,7 +277,7 @@ class MemoryStore(Closing):
                 )
             return found
         if isinstance(names, str):  # or its letters would be looked for
-            raise InvalidInput(f"documents are given as a list of names: [{names!r}]")
+            raise InvalidInput(f"documents is a string; give a list of names: [{names!r}]")
         found = [self.document(name) for name in names]
         for document in found:
             if document.state != "ready":

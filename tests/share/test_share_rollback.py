@@ -63,5 +63,5 @@ def test_an_open_reader_keeps_its_state_and_logs_it_once(
                 database._looking.acquire()
                 database._look()
         (said,) = caplog.messages
-        assert "newest is manifest 1, but manifest 2 was read before" in said and "\n" not in said
+        assert "newest manifest is 1, but manifest 2 was read before" in said and "\n" not in said
         assert store.has("b") and store.manifest == 2

@@ -103,7 +103,9 @@ def load_checkpoint(
             model.cmt_values = torch.empty(config.num_layers, config.num_heads, config.head_dim)
         for name, tensor in weights.items():
             if not tensor.is_floating_point():
-                raise InvalidWeights(f"{path}: {name} holds numbers of type {tensor.dtype}")
+                raise InvalidWeights(
+                    f"{path}: {name} has type {tensor.dtype}; weights need a floating-point type"
+                )
             weights[name] = tensor = tensor.to(dtype)
             if not all(bound.isfinite() for bound in tensor.aminmax()):
                 raise InvalidWeights(

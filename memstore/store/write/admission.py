@@ -135,7 +135,7 @@ def admit_import(named: Iterable[Document], original: Document) -> Document | No
             if _is_empty(row) or (row.state == "ready" and row.source_hash == original.source_hash):
                 return row
             raise DocumentExists(
-                f"a document {row.name!r} of other content is there; import it under another name"
+                f"document {row.name!r} is there with other content; import it under another name"
             )
     return None
 
