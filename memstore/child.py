@@ -34,9 +34,11 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def run_tied(module: str, *arguments: str, given: bytes) -> subprocess.CompletedProcess[bytes]:
-    """Run a module that calls `end_with_parent` with its first argument, which comes before the
-    others; given: on its standard input. It does not outlive this process, however that ends.
-    Raises OSError.
+    """Run a module in a process that ends when this one ends, even if this one is killed.
+
+    The module has to pass its first argument, which is added before `arguments`, to
+    `end_with_parent`. given: its standard input. Returns its exit status, stdout and stderr. Raises
+    OSError.
     """
     watched, held = os.pipe()  # which no other child inherits
     try:

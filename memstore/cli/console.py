@@ -225,7 +225,10 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def working(what: str, parts: str) -> Iterator[Callable[[int, int], None]]:
-    """Progress of a job: the yielded function takes the parts done and all parts."""
+    """Show the progress of a job. Yields a function of (parts done, parts in all).
+
+    what: the job's name. parts: what its parts are called, such as "chapters".
+    """
     with waiting(what) as show:
         yield lambda done, total: show(f"{what}: {done:,} of {total:,} {parts}")
 

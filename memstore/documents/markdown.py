@@ -28,7 +28,7 @@ def read_text(data: bytes, limits: Limits, notes: list[str]) -> Converted:
 
 
 def headings(text: str) -> list[Place]:
-    """Its headings, in order; not those in code, or in YAML before the text."""
+    """The headings of a Markdown text, in order; none from code or from YAML before the text."""
     from markdown_it import MarkdownIt
 
     if front := _FRONT.match(text, 0, 1 << 16):

@@ -58,7 +58,11 @@ def model_name(name: str | Path) -> ModelName:
 
 
 def directory_of(name: str | Path) -> Path | str:
-    """Where a model's files are; a hub name as it is. Raises InvalidInput, InvalidWeights."""
+    """The directory of a model's files; for a model on the hub, its name, without a download.
+
+    A GGUF file is first converted to a directory in the cache. Raises InvalidInput for an unknown
+    name, InvalidWeights for a file that cannot be converted.
+    """
     path = expanded(name)
     if str(name) in PACKAGED:
         return _converted(_packaged(str(name)))

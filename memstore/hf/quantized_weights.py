@@ -31,7 +31,11 @@ _EXACT = 2.0**-7  # of the largest of a group: what rounding to bfloat16 may cha
 
 
 def multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [.., in_features] in any dtype -> [.., out_features], with the bias of a layer."""
+    """Multiply x by a layer's weights and add its bias.
+
+    few: the product with the weights, quantized or with an adapter. x: [.., in_features], in any
+    dtype. Returns [.., out_features].
+    """
     if isinstance(few, Beside):
         product = few(x)
         return product if bias is None else product + bias

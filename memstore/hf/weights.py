@@ -77,8 +77,10 @@ def made_here(weights: str) -> Path:
 
 
 def adaptation_of(model: MadeFor) -> Adaptation:
-    """The selector made for a model: this user's own, else one that ships, else words alone. Raises
-    InvalidWeights for a damaged file.
+    """The selector made for a model's weights: this user's own, else one that ships.
+
+    UNADAPTED, which searches by words alone, if there is neither. Raises InvalidWeights for a
+    damaged file.
     """
     own = made_here(model.weights)
     for path in ([own] if own.is_file() else []) + sorted(SHIPPED.glob("*.safetensors")):

@@ -129,8 +129,9 @@ def grouped_softmax_attention(
 
 @lru_cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs a device can run side by side; for the interpreter enough that splits are
-    exercised.
+    """The number of multiprocessors of a CUDA device: programs that it runs at the same time.
+
+    8 for any other device, so that tests in Triton's interpreter split their work, too.
     """
     if device.type != "cuda":
         return 8

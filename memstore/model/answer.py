@@ -176,7 +176,11 @@ class Source:
         weight: float,
         tiers: Mapping[str, float] | None = None,
     ) -> "Source":
-        """A block of a document. Raises DocumentNotFound, CorruptMemory."""
+        """The source for a block: text and place are of the whole sentences it is part of.
+
+        weight, tiers: see Source; they are rounded to 4 decimals. Raises DocumentNotFound,
+        CorruptMemory.
+        """
         shown = shown_text(reader.tokenizer, store, document, block)
         blank, words = len(shown.text) - len(shown.text.lstrip()), len(shown.text.strip())
         return cls(

@@ -57,7 +57,8 @@ class Rope:
     def angles(self, start: int, end: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [end - start, D] for rotating x to the positions start .. end - 1.
 
-        Each dimension has its own, sin with the sign under which its partner enters.
+        x gives only the device and the precision. sin is negated in the first dimension of each
+        pair, as `rotate` takes it.
         """
         cos, sin, zero = self._table(max(abs(start), abs(end)), x)
         return cos[start + zero : end + zero], sin[start + zero : end + zero]

@@ -61,8 +61,9 @@ class Text:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the row of a document of it says, once it is checked: its kind, unless it is plain
-        text, its places, what could not be read, its source and its labels.
+        """Metadata to store with the document; complete only after `check`.
+
+        kind (unless plain text), places, notes on what could not be read, source and labels.
         """
         kind = {} if self.kind == "text" else {"kind": self.kind}
         notes = {NOTES: list(self.notes)} if self.notes else {}
@@ -122,7 +123,7 @@ class IngestProgress:
 
     @property
     def tokens_per_second(self) -> float:
-        """How fast it reads."""
+        """Tokens ingested a second, since the ingest began or was resumed."""
         return (self.tokens - self.resumed_tokens) / self.seconds
 
 

@@ -96,7 +96,7 @@ class CachedReads:
         )
 
     def tokens(self, places: Sequence[Place]) -> list[bytes]:
-        """As `places`; they stay in main memory."""
+        """Bytes of tokens at these places, which stay in main memory. Raises as `places`."""
         return self._held(self._tokens, places, lambda place, data: bytes(data))
 
     def _held(

@@ -29,7 +29,10 @@ def is_url(path: object) -> bool:
 
 
 def take_share_options(options: Any) -> ShareOptions:
-    """Take the ShareOptions out of some options. Raises InvalidConfig."""
+    """Remove the ShareOptions from a dict of options, and return them; other options stay.
+
+    Raises InvalidConfig for a deadline, budget or interval that is not a finite number above 0.
+    """
     names = [name for name in ShareOptions.__annotations__ if name in options]
     taken = ShareOptions(**{name: options.pop(name) for name in names})  # type: ignore[typeddict-item]
     for name in ("deadline", "local_budget", "refresh"):

@@ -65,8 +65,10 @@ class SegmentWriter:
         return segment, offset, len(data)
 
     def finish(self, drafts: Sequence[Draft]) -> list[Entry]:
-        """Upload the rest, as one segment with contents if it is small, and the contents of all
-        documents; return their entries. Raises StoreUnavailable.
+        """Upload what is left, and the contents of all documents; return an entry for each draft.
+
+        What is left shares an object with the contents if it is at most SEGMENT_BYTES. Raises
+        StoreUnavailable.
         """
         kinds: list[Kind] = ["records", "landmarks", "tokens"]
         left = [self._open[kind] for kind in kinds if kind in self._open]

@@ -68,8 +68,10 @@ class Committed:
     def begin(
         self, retrieval: "Retrieval", wanted: Document, mode: Mode, commit_bytes: int | None
     ) -> "DocumentWriter | None":
-        """The writer of a document, which holds its locks; None if the content is there already.
-        Raises as MemoryStore.write_document.
+        """The writer of a document; None if the memory has the same content already.
+
+        The writer holds the writer lock and the lock of the document's name until it is closed.
+        Raises what MemoryStore.write_document raises.
         """
         from memstore.store.write.writer import DocumentWriter  # imports torch
 

@@ -253,7 +253,10 @@ class MemoryStore(Closing):
         return retrieval.build(top_k, progress)
 
     def update_index(self) -> bool:
-        """Is it time to build the index, or to rebuild it: have many documents come since?"""
+        """Should `build_index` run, because many documents have changed since it last ran?
+
+        Builds nothing itself; False for a small memory.
+        """
         return self.retrieval.update_engines()
 
     # Reading documents

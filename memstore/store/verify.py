@@ -59,8 +59,9 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     """Check every byte of a memory that a reader could use; with `repair`, drop damaged documents
     and the keys and values of damaged passages (questions compute them again), and check again.
 
-    A repair reports what was wrong before it and what it dropped; other processes may read
-    meanwhile. It refuses a memory whose pages of keys, meta pages or own rows are damaged.
+    A repair reports the problems found before it and the documents that it dropped; other processes
+    may read concurrently. Damage to LMDB's pages of keys, to its meta pages, or to the rows that
+    describe the whole memory cannot be repaired.
 
     path: a memory's directory, or the URL of a published memory, which is read whole and cannot be
     repaired.

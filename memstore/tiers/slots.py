@@ -170,13 +170,15 @@ class SlotTable:
         return held is None or held[0] in self.leases  # None: on its way
 
     def hold(self, slots: Iterable[int]) -> None:
-        """One lease more on each."""
+        """Add a lease to each of these slots, which are not evicted while they have one."""
         leases = self.leases
         for slot in slots:
             leases[slot] = leases.get(slot, 0) + 1
 
     def unlease(self, held: Iterable[int]) -> None:
-        """One lease fewer on each."""
+        """Remove a lease from each of these slots. The last lease on a slot of a dropped unit frees
+        the slot.
+        """
         leases = self.leases
         for slot in held:
             left = leases[slot] - 1
@@ -270,10 +272,12 @@ class Lease:
     """Slots that hold the requested units and are not evicted until `release` (or the end of the
     `with` block).
 
-    of_units: of each requested unit its slots; tier: the name of the tier whose slots they are;
-    fetched: of the slots that this lease had to fill, the name of the tier that had the unit; slab:
-    [S, 2, slot_size, head_dim], K before V; rows behind a unit's tokens are zero; slot_lengths:
-    int64 [S], valid content tokens of each slot. The slab may be on a device, the rest is not.
+    of_units: the slots of each requested unit, in the order of the request.
+    tier: the name of the tier that owns the slots.
+    fetched: for each slot that this lease filled, the name of the tier that its unit came from.
+    slab: [S, 2, slot_size, head_dim], K before V, zero after a unit's last token. It may be on a
+    device; everything else is on the CPU.
+    slot_lengths: int64 [S], content tokens in each slot.
     """
 
     of_units: Sequence[Held]

@@ -38,7 +38,7 @@ class WindowBatch:
 
 @dataclass(frozen=True)
 class MemoryBatch:
-    """Windows to remember, and what they state."""
+    """Windows that the model stores as memory, and the facts stated in them."""
 
     ids: torch.Tensor  # int64 [W, T], as in WindowBatch
     weights: torch.Tensor  # float32 [W, T]

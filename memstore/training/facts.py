@@ -90,8 +90,10 @@ class Pools:
     def of(
         cls, split: Split, words: Sequence[str] = (), simple: bool = False, repeats: float = 0.3
     ) -> Pools:
-        """Everything the split has, and `words` of a corpus in the same split (default: the split's
-        nouns).
+        """All colours, nouns and attributes of a split.
+
+        words: words of a corpus, from the same split; default: the split's nouns. simple, repeats:
+        see the fields.
         """
         words = tuple(words) or _NOUNS[split]
         return cls(

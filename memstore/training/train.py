@@ -234,12 +234,12 @@ def make_optimizers(model: nn.Module, lr: float, muon_lr: float) -> list[torch.o
 
 @dataclass
 class Progress:
-    """Where a run is: what a resumed run goes on from."""
+    """The position of a training run, from which it resumes."""
 
     stage: int = 0
     step: int = 0  # inside the stage
-    seconds: float = 0.0
-    stage_seconds: float = 0.0
+    seconds: float = 0.0  # of training, in all stages
+    stage_seconds: float = 0.0  # of training, in this stage
 
 
 def train(

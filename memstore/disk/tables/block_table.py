@@ -68,7 +68,7 @@ def damaged(key: RecordKey, what: str) -> CorruptBlock:
 
 class BlockTable:
     """The records of one memory. A record's `write` is the id of the write that made it
-    (Document.write_of), or the digest of a passage. May be used by several threads.
+    (Catalog.write_of), or the digest of a passage. May be used by several threads.
     """
 
     def __init__(self, signature: Signature, codec: str) -> None:

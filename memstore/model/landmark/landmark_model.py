@@ -177,7 +177,10 @@ class LandmarkModel(LandmarkReader, ModelAPI):
 
     @cached_property
     def signature(self) -> Signature:
-        """What ties a memory to this model."""
+        """What a memory must have been written with to be read by this model: see `signature_of`.
+
+        It has the model's name as well, which is not compared.
+        """
         return replace(signature_of(self.transformer, self.tokenizer), model=self._called)
 
     def ingesting(
@@ -286,11 +289,12 @@ def search_blocks(
     documents: Sequence[tuple[int, int]],
     ids: Sequence[int],
 ) -> Iterator[Found]:
-    """Blocks of documents (id, blocks), best first; of equals the earlier in their order. Of more
-    than SHORTLIST blocks, those that landmark keys find.
+    """Blocks of documents, the most similar to a phrase first, equal ones in the order given.
 
-    ids: content tokens of the phrase, at least one; those of a chunk are read. Raises
-    DocumentNotFound for a document that was forgotten, CorruptBlock.
+    documents: (id, number of blocks) of each. If they have more than SHORTLIST blocks, only those
+    that landmark keys find are compared. ids: content tokens of the phrase, at least one; those
+    after the first chunk are ignored. Raises DocumentNotFound for a document that was forgotten,
+    CorruptBlock.
     """
     blocks = [(document, block) for document, count in documents for block in range(count)]
     if not blocks or not reader.shape.memory_layers:

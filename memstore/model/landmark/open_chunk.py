@@ -84,7 +84,7 @@ class Prefix:
 
     @property
     def old(self) -> int:
-        """How many blocks are old."""
+        """The number of blocks older than the recent ones."""
         return self.blocks - self.recent
 
 
@@ -146,7 +146,9 @@ class _Layer:
 
 
 class OpenChunk:
-    """What stands behind the memory: `length` positions, landmarks included."""
+    """The latest tokens of a session, before they are complete blocks: keys and values of `length`
+    positions after the prefix, landmarks included.
+    """
 
     def __init__(self, model: LandmarkReader, settings: LookupSettings) -> None:
         """Landmark keys of settings.top_k own blocks are kept here at most."""
@@ -166,7 +168,7 @@ class OpenChunk:
         self.place(Prefix(0, 0, 0))
 
     def place(self, prefix: Prefix) -> None:
-        """Stand behind these slots from now on."""
+        """Move the chunk to the positions after this prefix, and rotate its keys accordingly."""
         self._prefix, self.base, self._step = prefix, prefix.size * self._shape.stride, None
         if self.length:
             for layer in self._layers:

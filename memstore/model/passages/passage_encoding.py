@@ -381,7 +381,10 @@ class PassageFetch:
         return ids
 
     def content(self, document: int, block: int) -> Hashable:
-        """The tokens of a passage, which identify it; its place where they cannot be read."""
+        """The tokens of a passage as bytes: a key that equal passages share.
+
+        If the tokens cannot be read, the key is (document, block).
+        """
         try:
             (passage,) = self._store.passages(document, block, block + 1)
         except (CorruptMemory, StoreUnavailable):  # reported if the passage is chosen

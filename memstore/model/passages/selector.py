@@ -287,8 +287,9 @@ def spread(scores: Tensor) -> tuple[float, float]:
 
 
 def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor:
-    """Scores [blocks] of this mean and deviation (None: their own) with mean 0 and deviation 1; all
-    0 where they are all the same.
+    """(Scores [blocks] - mean) / standard deviation.
+
+    of: the mean and the deviation; None: those of the scores, which makes equal scores 0.
     """
     mean, deviation = spread(scores) if of is None else of
     return (scores - mean) / max(deviation, 1e-6)

@@ -74,8 +74,10 @@ class StepGraph:
 
 
 class RecordedStep:
-    """A step with the tensors that a context has now: the first token runs, the second is recorded,
-    and from then on the graph runs. On a CPU every token runs.
+    """A decoding step as a CUDA graph over the tensors that a context has now.
+
+    The first token runs without a graph, the second records one, and later tokens replay it. On a
+    CPU no graph is recorded.
     """
 
     def __init__(self, reader: PassageModel, context: RepositionedAttention) -> None:

@@ -18,7 +18,7 @@ class SessionDocument(Closing):
     """
 
     def __init__(self, number: int, tiers: Cascade, index: LandmarkIndex) -> None:
-        """Use MemoryStore.session_document."""
+        """Use Retrieval.session_document."""
         self.document = number
         self._tiers, self._index = tiers, index
         # layer -> units of each block held, oldest first

@@ -58,8 +58,9 @@ class Commits:
             chunk.blocks[layer] = from_raw(k, dtype), from_raw(v, dtype)
 
     def commit(self, chunks: Sequence[Chunk], *, final: bool) -> None:
-        """Store chunks that follow what is stored; final: then the document is ready, and takes the
-        place of the one that it replaces. Raises what encoding and Database.write raise.
+        """Store the next chunks in one transaction. Raises what Database.write raises.
+
+        final: also make the document ready, and delete the document that it replaces.
         """
         end = chunks[-1].end_block if chunks else self.row.blocks
         keep = end if final else self.keep_from(end)  # nothing is read after a finished document
@@ -96,8 +97,8 @@ class Commits:
         self._keep = keep
 
     def delete_empty(self) -> None:
-        """Delete the row of a document that there was no room for: it would be taken for a
-        document that was begun.
+        """Delete the document's row if a full disk let nothing else of it be stored. With its row
+        it would look like an interrupted ingest.
         """
 
         def work(txn: Transaction) -> None:

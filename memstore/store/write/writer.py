@@ -163,10 +163,10 @@ class DocumentWriter(Closing):
     # Passages
 
     def known(self, passages: Sequence[Passage]) -> list[Known | None]:
-        """What is stored of passages that come, whatever document they are of; None of the others.
-        Keys and values of a stored passage need not be given: if its documents are forgotten before
-        this one is committed, they are computed when a question needs them.
+        """Which of these passages the memory has, in any document: a Known or None for each.
 
+        `add_passages` needs no keys and values of a passage that is stored. If all its documents
+        are forgotten before this one is committed, a question that needs them computes them.
         Raises CorruptMemory.
         """
         runs: Runs = {}

@@ -36,10 +36,11 @@ def captured(
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, which passages answer it, and its rows [first, end) in States.rows.
+    """A question, the passages that answer it, and where its states are: States.rows[first:end].
 
-    ids: of its own words; context: the number of the text. Passages are numbered over all texts:
-    right, the one that answers; touched, those that hold the answer or are needed for it.
+    ids: tokens of the question alone, without the chat template. context: the number of its text.
+    right: the passage that answers. touched: the passages that hold the answer or are needed for
+    it. Passages are numbered over all texts.
     """
 
     text: str
