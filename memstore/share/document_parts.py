@@ -11,9 +11,8 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer
 from memstore.disk.format.document import Document, WriteId
-from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key
-from memstore.disk.format.runs import Coverage
+from memstore.disk.format.runs import Coverage, IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import PassageOrder, decode_part, decode_tokens, equal_lengths
 from memstore.disk.lmdb.database import Transaction

@@ -21,7 +21,7 @@ from memstore.closing import Closing
 from memstore.decode import T
 from memstore.disk.files import INDEX, remove_index
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Transaction

@@ -192,40 +192,26 @@ def _at(span: range) -> Tensor:
     return torch.arange(span.start, span.stop)
 
 
-@dataclass(frozen=True)
-class Pass:
-    """A forward pass of training. text: for a writer, the same examples as its teacher reads them.
-    share: of the examples of the optimizer's step.
+@dataclass(eq=False)
+class Steps(IterableDataset[list[tuple[Pack, Pack | None]]]):
+    """The forward passes of optimizer steps, drawn for ever; each worker process draws others. With
+    each pack of a writer comes what its teacher reads: the same examples as text.
     """
 
-    pack: Pack
-    text: Pack | None
-    share: float
-    examples: int
+    model: HuggingFacePassageModel
+    kind: Kind
+    examples: Examples
+    options: ReadingOptions
+    seed: int
 
-
-class Steps(IterableDataset[list[Pass]]):
-    """The forward passes of optimizer steps, drawn for ever; each worker process draws others."""
-
-    def __init__(
-        self,
-        model: HuggingFacePassageModel,
-        kind: Kind,
-        examples: Examples,
-        options: ReadingOptions,
-        seed: int,
-    ) -> None:
-        self._model, self._kind, self._examples = model, kind, examples
-        self._options, self._seed = options, seed
-
-    def __iter__(self) -> Iterator[list[Pass]]:
-        options, worker = self._options, get_worker_info()
-        rng = Random(f"{self._seed} {0 if worker is None else worker.id}")
-        drawn = self._examples.pools(
+    def __iter__(self) -> Iterator[list[tuple[Pack, Pack | None]]]:
+        options, worker = self.options, get_worker_info()
+        rng = Random(f"{self.seed} {0 if worker is None else worker.id}")
+        drawn = self.examples.pools(
             rng, options.pool_tokens, options.most_passages, options.unanswerable
         )
         while True:
-            as_text = self._kind == "both" and rng.random() < _AS_TEXT
+            as_text = self.kind == "both" and rng.random() < _AS_TEXT
             pools = list(islice(drawn, options.pools))
             if as_text:  # where nothing is shared
                 pools = [[o for o in some if len(o.passages) <= 4][:_TEXTS] for some in pools]
@@ -233,13 +219,10 @@ class Steps(IterableDataset[list[Pass]]):
                 [one for some in pools[at : at + options.joined] for one in some]
                 for at in range(0, len(pools), options.joined)
             ]
-            total = sum(map(len, parts))
             yield [
-                Pass(
-                    Pack(self._model, some, as_text=as_text),
-                    Pack(self._model, some, as_text=True) if self._kind == "writer" else None,
-                    len(some) / total,
-                    len(some),
+                (
+                    Pack(self.model, some, as_text=as_text),
+                    Pack(self.model, some, as_text=True) if self.kind == "writer" else None,
                 )
                 for some in parts
                 if some
@@ -257,22 +240,20 @@ class Reading:
     def logits(self, pack: Pack, *, stock: bool = False) -> Tensor:
         """Logits [answer tokens, vocabulary] of a pack. stock: without the adapter."""
         pack.to(self.model.device, self.model.dtype)
-        rows: bool | Tensor = not stock
-        if not stock and self.adapter.kind == "writer":
-            rows = pack.read
+        rows = pack.read if self.adapter.kind == "writer" and not stock else not stock
         attend = partial(pack.attend, self.model)
-        states = self.model.hidden(pack.ids, attend, adapt=rows)[0, pack.answering]
-        return self.model.logits(states)
+        states = self.model.hidden(pack.ids, attend, adapt=rows)
+        return self.model.logits(states[0, pack.answering])
 
-    def loss(self, one: Pass) -> Tensor:
+    def loss(self, pack: Pack, text: Pack | None = None) -> Tensor:
         """Mean loss over answer tokens: cross-entropy; for a writer, the KL divergence from the
         stock model that has the same passages as text.
         """
-        if one.text is None:
-            return cross_entropy(self.logits(one.pack), one.pack.targets)
+        if text is None:
+            return cross_entropy(self.logits(pack), pack.targets)
         with torch.no_grad():
-            told = self.logits(one.text, stock=True)
-        found = log_softmax(self.logits(one.pack), -1)
+            told = self.logits(text, stock=True)
+        found = log_softmax(self.logits(pack), -1)
         return kl_div(found, log_softmax(told, -1), log_target=True, reduction="batchmean")
 
     @torch.no_grad()
@@ -335,13 +316,13 @@ def train_reading(
             break
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * _schedule(step, seen / options.tokens)
-        total = 0.0
-        for one in passes:
-            loss = reading.loss(one) * one.share
+        total, drawn = 0.0, sum(len(pack.counts) for pack, _ in passes)
+        for pack, text in passes:
+            loss = reading.loss(pack, text) * (len(pack.counts) / drawn)
             loss.backward()
             total += float(loss.detach())
-            seen += one.pack.ids.numel()
-            asked += one.examples
+            seen += pack.ids.numel()
+        asked += drawn
         torch.nn.utils.clip_grad_norm_(reading.parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.block import Geometry
-from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.runs import BlockWords, Run, joined
+from memstore.disk.format.runs import BlockWords, IndexSpec, Run, joined
 from memstore.disk.tables.run_table import RunTable
 
 

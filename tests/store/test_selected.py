@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.runs import IndexSpec
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, WrongModel
 from memstore.store.memory_store import MemoryStore

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.index.block_rows import Scope

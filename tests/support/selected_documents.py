@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import SIGNATURE

@@ -3,17 +3,32 @@ keys, token landmarks or words.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
+from msgspec import Meta
 
-from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import InvalidInput
 
 Kind = Literal["landmark", "token", "words"]
 # blocks that share a value: few values to open, little to write again at a commit
 RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
+
+_Name = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+@dataclass(frozen=True)
+class IndexSpec:
+    """What a selector keeps of every token and block; a memory keeps it for one selector."""
+
+    name: _Name
+    digest: _Name  # of all that its landmarks depend on: other weights, another digest
+    # numbers of a token's landmark, a unit vector times 127 in int8; 0: tokens have none
+    width: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+    words: bool = False  # are the words of every block kept
+
 
 Words = Iterable[tuple[int, int]]
 """The distinct words of a block: (32-bit hash, count)."""

@@ -18,8 +18,8 @@ import msgspec
 from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document, WriteId
-from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, number_key, read_number_key
+from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Database, Transaction

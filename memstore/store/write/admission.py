@@ -15,7 +15,7 @@ from typing import Any, Literal
 from memstore.decode import check_plain
 from memstore.decode import check_settings as check_fields
 from memstore.disk.format.document import WRITE_BYTES, Document, IngestSettings
-from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
