@@ -267,17 +267,15 @@ class Reading:
         unknown = self.model.tokenizer.encode(UNKNOWN)[0]
         for examples in packs:
             pack = Pack(self.model, examples, as_text=False)
-            logits = self.logits(pack)
-            parts = zip(examples, logits.split(pack.counts), pack.targets.split(pack.counts))
-            for one, scores, wanted in parts:
+            logits, targets = (x.split(pack.counts) for x in (self.logits(pack), pack.targets))
+            for one, scores, wanted in zip(examples, logits, targets):
                 doubts[one.answer != UNKNOWN].append(float(scores[0].softmax(-1)[unknown]))
                 if one.answer != UNKNOWN:
                     scores[0, unknown] = -torch.inf
                     right.append(bool((scores.argmax(-1) == wanted).all()))
         found = {"right": _mean(right)}
         if self.adapter.kind == "both" and doubts[True]:
-            above = float(torch.tensor(doubts[True]).quantile(0.9))
-            self.adapter.refuse_above = above
+            self.adapter.refuse_above = above = float(torch.tensor(doubts[True]).quantile(0.9))
             found["unanswerable refused"] = _mean([one > above for one in doubts[False]])
         return found
 
@@ -306,11 +304,9 @@ def train_reading(
     check = list(islice(held, _CHECKED))
     path = work / f"{adapter.kind}.pt"
     step, seen, skip = _restore(path, reading, optimizer)
-    seed = 1000 * options.seed + skip
-    steps = Steps(reading.model, adapter.kind, examples, options, seed)
+    steps = Steps(reading.model, adapter.kind, examples, options, 1000 * options.seed + skip)
     began, before, saved = time.monotonic(), seen, time.monotonic()
-    recent: list[float] = []
-    asked = 0
+    recent, asked = list[float](), 0
     for passes in DataLoader(steps, batch_size=None, num_workers=options.workers):
         if seen >= options.tokens:
             break
