@@ -356,6 +356,8 @@ class MemoryStore(Closing):
         MemoryLocked (also for a document that is being written), StorageFull.
         """
         admission.check_name(name)
+        if mode not in ("new", "replace"):
+            raise InvalidInput(f"mode {mode!r} is unknown; choose new or replace")
         admission.check_metadata(metadata or {})
         admission.check_settings(settings, self.signature, self.selector)
         # asked before taking a lock: it also holds for a memory that is read-only or being written

@@ -38,11 +38,10 @@ from memstore.training.reading_questions import (
     split_titles,
 )
 
-Report = Callable[[str], None]
-
 _CHECKED = 24  # validation passes
-_UNANSWERABLE = 0.08  # of validation questions: the gold passage is left out
-_PARAMETER_TOKENS = 2_000_000_000_000  # of a forward pass on a GPU
+# bytes of a GPU for each token, layer and number of a state: twice what SmolLM2 takes; and into how
+# many steps the budget of tokens is divided at least
+_ACTIVATIONS, _STEPS = 150, 300
 _AS_TEXT, _TEXTS = 0.1, 5  # steps that read passages as text in the prompt; questions of a pass
 _RANK = 16
 
@@ -66,11 +65,12 @@ class ReadingOptions:
     every: int = 600
 
     def on(self, model: HuggingFacePassageModel) -> ReadingOptions:
-        """For a GPU: forward passes long enough to fill it, of more pools the smaller the model."""
+        """For a GPU: forward passes of as many pools as its free memory and the budget allow."""
         if model.device.type != "cuda":
             return self
-        parameters = sum(one.numel() for one in model.model.parameters())
-        joined = max(1, min(16, _PARAMETER_TOKENS // (parameters * self.pool_tokens)))
+        shape, (free, _) = model.shape, torch.cuda.mem_get_info(model.device)
+        fitting = free // (_ACTIVATIONS * shape.num_layers * shape.hidden_size)
+        joined = max(1, min(fitting, self.tokens // _STEPS) // self.pool_tokens)
         pools, workers = max(self.pools, joined), min(8, os.cpu_count() or 1)
         return replace(self, joined=joined, pools=pools, workers=workers)
 
@@ -158,11 +158,10 @@ class _Rows:
         starts = torch.tensor([len(c) - len(row[-1]) for c, row in zip(columns, rows)])
         self._places = starts[:, None] + torch.arange(longest)  # of queries
         self._reach = int(self._places.max()) + 1
-        self._at = Positions(self._places.flatten(), self._reach)
         self._masks: dict[int | None, Tensor] = {}  # by window
 
     def to(self, device: torch.device) -> None:
-        for name in ("_columns", "tokens", "_asking", "_places"):
+        for name in ("_columns", "_asking", "_places"):
             setattr(self, name, getattr(self, name).to(device))
         self._at = Positions(self._places.flatten(), self._reach)
 
@@ -290,7 +289,7 @@ def train_reading(
     held_out: Examples,
     work: Path,
     options: ReadingOptions,
-    report: Report = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> ReadingAdapter:
     """Train an adapter and store its validation scores in it.
 
@@ -298,10 +297,10 @@ def train_reading(
     checkpoint of another adapter, and for texts that are all longer than a pass.
     """
     adapter = reading.adapter
-
     optimizer = torch.optim.AdamW(reading.parameters, betas=(0.9, 0.98), weight_decay=0.0)
-    held = held_out.pools(Random(1), options.pool_tokens, options.most_passages, _UNANSWERABLE)
-    check = list(islice(held, _CHECKED))
+    drawing = options.pool_tokens, options.most_passages, options.unanswerable
+    next(examples.pools(Random(1), *drawing))  # raises its error here and not in a worker
+    check = list(islice(held_out.pools(Random(1), *drawing), _CHECKED))
     path = work / f"{adapter.kind}.pt"
     step, seen, skip = _restore(path, reading, optimizer)
     steps = Steps(reading.model, adapter.kind, examples, options, 1000 * options.seed + skip)
@@ -328,8 +327,7 @@ def train_reading(
             rate = (seen - before) / (time.monotonic() - began)
             report(
                 f"step {step}: loss {_mean(recent):.3f}, {asked:,} questions, {seen:,} tokens, "
-                f"{rate:,.0f} a second, "
-                f"{(options.tokens - seen) / rate / 60:,.0f} minutes left"
+                f"{rate:,.0f} a second, {(options.tokens - seen) / rate / 60:,.0f} minutes left"
             )
         if time.monotonic() - saved > options.every:
             _save(path, reading, optimizer, step, seen, skip)
@@ -348,7 +346,7 @@ def adapt_reading(
     kind: Kind,
     work: Path,
     options: ReadingOptions,
-    report: Report = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> ReadingAdapter:
     """Train a reading adapter for a model on questions; a twentieth of the titles is held out. An
     adapter of this kind that the model has is trained further.
@@ -376,7 +374,7 @@ def _save(
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".partial")
-    weights = [parameter.detach().cpu() for parameter in reading.parameters]
+    weights = [one.detach().cpu() for one in reading.parameters]
     state = {"weights": weights, "optimizer": optimizer.state_dict()}
     torch.save(state | {"step": step, "seen": seen, "skip": skip}, temporary)
     temporary.replace(path)
