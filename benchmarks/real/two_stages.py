@@ -44,6 +44,7 @@ from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Passage
 from memstore.index.late_interaction import INT8_STEPS
+from memstore.index.word_index import around
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.repositioned_attention import capture
@@ -143,7 +144,8 @@ def read_by(reader: Any, text: str, file: Path) -> Read:
         landmarks: list[Tensor] = [reader.selector.landmarks(one.captured) for one in read]
         torch.save(torch.cat(landmarks), file.with_suffix(".part"))
         file.with_suffix(".part").rename(file)
-    texts = [text[passage.start : passage.end] for passage in passages]
+    spans = [(passage.start, passage.end) for passage in passages]
+    texts = [(text[start:end], around(text, start, end)) for start, end in spans]
     return Read(torch.load(file).numpy(), ids, reader.selector.words(texts))
 
 

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
-from unicodedata import normalize
+from unicodedata import combining, normalize
 
 import numpy as np
 import torch
@@ -22,21 +22,40 @@ from memstore.index.block_rows import Ranges, Remembered, Rows, Scope
 
 _SHIFT = np.uint64(32)
 _WORD = re.compile(r"[^\W_]+")
+_STEM = 5  # letters
+_OWN = 4  # how much a block's words count, of words around it
+_AROUND = 300  # characters on each side
 
 
 def split_words(text: str) -> list[int]:
     """The words of a text in their order, as 32-bit hashes: runs of letters and digits of any
-    script, in lower case.
+    script, without case and accents. A word of more than five letters is followed by its first
+    five, which most of its forms share ("refund", "refunded").
 
-    Text and question must be split alike. Compatible forms of a character count as one (NFKC).
+    Text and question must be split alike. Compatible forms of a character count as one (NFKD).
     """
-    words = _WORD.findall(normalize("NFKC", text).lower())
-    return [xxh32_intdigest(word.encode("utf-8", "surrogatepass")) for word in words]
+    if not text.isascii():
+        text = "".join(c for c in normalize("NFKD", text) if not combining(c))
+        text = normalize("NFC", text)
+    words = _WORD.findall(text.casefold())
+    both = [[word, word[:_STEM]] if word.isalpha() else [word] for word in words]
+    distinct = [one for some in both for one in dict.fromkeys(some)]
+    return [xxh32_intdigest(one.encode("utf-8", "surrogatepass")) for one in distinct]
 
 
-def count_words(text: str) -> list[tuple[int, int]]:
-    """The distinct words of a text and how often each is there: what a memory keeps of a block."""
-    return sorted(Counter(split_words(text)).items())
+def around(text: str, start: int, end: int) -> str:
+    """What stands around characters start .. end of a text, near enough to count for them."""
+    return text[max(0, start - _AROUND) : start] + text[end : end + _AROUND]
+
+
+def count_words(text: str, around: str = "") -> list[tuple[int, int]]:
+    """What a memory keeps of a block: the distinct words of its text, each counted four times, and
+    of the text around it, counted once. A question's words may stand in a sentence before the one
+    that answers.
+    """
+    found = Counter({word: _OWN * n for word, n in Counter(split_words(text)).items()})
+    found.update(split_words(around))
+    return sorted(found.items())
 
 
 class HeldPostings(NamedTuple):
@@ -183,8 +202,9 @@ class WordIndex:
         with self._lock:
             self._settle()
             found = self._of(scope)
-            weighted = self._weighted(dict.fromkeys(words, 1.0), found)
-            counts = dict(zip(words, (word.holding for word in weighted)))
+            distinct = dict.fromkeys(words, 1.0)
+            weighted = self._weighted(distinct, found)
+            counts = dict(zip(distinct, (word.holding for word in weighted)))
         return [counts[word] for word in words]
 
     def rare(self, words: Mapping[int, float], whole: Scope) -> RareBlocks:

@@ -9,7 +9,14 @@ import torch
 
 from memstore.disk.format.runs import BlockWords
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index.word_index import HeldPostings, WordIndex, by_row, count_words, split_words
+from memstore.index.word_index import (
+    HeldPostings,
+    WordIndex,
+    around,
+    by_row,
+    count_words,
+    split_words,
+)
 from support.rounding import assert_same_to_rounding
 
 VOCABULARY = [f"w{number}" for number in range(60)]
@@ -33,7 +40,7 @@ def add(index: WordIndex, document: int, blocks: list[str]) -> None:
 def by_bm25s(blocks: list[str], question: str) -> np.ndarray:
     """What bm25s scores; a word that no block holds adds nothing."""
     corpus = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
-    corpus.index([text.split() for text in blocks], show_progress=False)
+    corpus.index([4 * text.split() for text in blocks], show_progress=False)
     there = {word for text in blocks for word in text.split()}
     return corpus.get_scores([word for word in question.split() if word in there])
 
@@ -96,11 +103,25 @@ def test_blocks_that_are_not_held_are_named() -> None:
 )
 def test_words_are_runs_of_letters_and_digits_in_lower_case(text: str, words: list[str]) -> None:
     assert split_words(text) == [hash_ for word in words for hash_ in split_words(word)]
-    assert len(split_words(text)) == len(words)
+    assert len(split_words(text)) == len(words) + sum(len(word) > 5 for word in words)
 
 
 def test_a_words_hash_never_changes() -> None:
     assert split_words("The lamp") == [1098390085, 3733042429]  # stored in memories
+
+
+def test_forms_of_a_word_count_as_one_and_codes_do_not() -> None:
+    assert set(split_words("refunded")) & set(split_words("refunds"))
+    assert split_words("été Straße") == split_words("ETE STRASSE")
+    assert not set(split_words("E12345 1234567")) & set(split_words("E12346 1234568"))
+
+
+def test_words_around_a_block_count_a_quarter() -> None:
+    text = "a" * 400 + " red fox " + "b" * 400
+    block = around(text, 401, 408)
+    assert block == "a" * 299 + " " + " " + "b" * 299
+    [fox], [red], [blue] = map(split_words, ("fox", "red", "blue"))
+    assert dict(count_words("fox red fox", "red blue")) == {fox: 8, red: 5, blue: 1}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from memstore.errors import InvalidWeights
 from memstore.hf.weights import SHIPPED
+from memstore.index.word_index import split_words
 from memstore.model.passages.adaptation import (
     Adaptation,
     Doubt,
@@ -156,7 +157,8 @@ def test_words_find_the_block_that_shares_a_rare_word() -> None:
     held, _ = haystack(Selector())
     scores = Selector().scores(Query(captured(2), "Where is APPLE13?"), held, held.scope)
     assert int(scores.argmax()) == 8
-    assert float(scores.sum()) == pytest.approx(float(scores.max()))
+    assert scores.nonzero().flatten().tolist() == [5, 6, 7, 8, 9]  # of one text
+    assert float(scores.max()) > 1.5 * float(scores[[5, 6, 7, 9]].max())
 
 
 def test_learned_and_words_are_added_standardised_and_both_are_kept() -> None:
@@ -181,7 +183,10 @@ def test_the_question_before_counts_a_quarter_as_much() -> None:
     before = Query(captured(3, seed=7), "apple13 shared")
     now = Query(captured(5, seed=99), "apple21 shared")
     leaning = replace(now, before=before)
-    assert sorted(leaning.words.values()) == [0.25, 1.0, 1.0]
+    weight = {
+        word: leaning.words[split_words(word)[0]] for word in ("apple13", "apple21", "shared")
+    }
+    assert weight == {"apple13": 0.25, "apple21": 1.0, "shared": 1.0}
     learned = Selector(both.learned)
     apart = [learned.scores(query, held, held.scope) for query in (now, before)]
     together = learned.scores(leaning, held, held.scope)

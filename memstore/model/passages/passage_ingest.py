@@ -20,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.disk.format.citations import PAGE, Place, Places
 from memstore.disk.format.text_parts import Keep, Passage
+from memstore.index.word_index import around
 from memstore.model.passages.passage_encoding import Encoded, encode
 from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.model.sentences import Level, Unit, divide, split
@@ -307,7 +308,7 @@ def read_passages(
     layers = reader.selector.captures.layers if keep == "text" else None
     computed = encode(reader, missing, layers=layers)
     # passages are found by what they stand under, too: the document's name, its first line if that
-    # is short, and their headings
+    # is short, and their headings; and by what stands around them
     line, _, _ = text.content.lstrip()[: _TITLE + 1].partition("\n")
     title = f"{text.name}\n{line}" if len(line) <= _TITLE else text.name
     places = Places(text.places)
@@ -316,13 +317,14 @@ def read_passages(
         new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
         found = list(islice(computed, len(new)))
         texts = [reader.tokenizer.decode(one.ids.tolist()) for one in some]
-        above = ["\n".join((title, *places.headings(one.start))) for one in some]
+        named = ["\n".join((t, title, *places.headings(p.start))) for t, p in zip(texts, some)]
+        near = [around(text.content, one.start, one.end) for one in some]
         writer.add_passages(
             some,
             [one.stored for one in found] if keep == "kv" else [],
             given=new if keep == "kv" else [],
             landmarks=_landmarks(reader, pairs, new, found),
-            words=reader.selector.words(list(map("\n".join, zip(texts, above)))),
+            words=reader.selector.words(zip(named, near)),
         )
         yield some[0].start, some[-1].end
 

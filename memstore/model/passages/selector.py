@@ -9,7 +9,7 @@ bits: rounding depends on how many blocks one product scores, and on the machine
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, pairwise
@@ -141,7 +141,7 @@ GATE_BLOCKS = 512
 GATE_TOGETHER = 4
 """So many of the best blocks may together make a Gate open."""
 
-_LITTLE = 0.1  # words that weigh no more leave the best blocks among those that landmarks find
+_LITTLE = 0.2  # words that weigh no more leave the best blocks among those that landmarks find
 
 
 _BEFORE = 0.25  # how much the question before counts, of one that leans on it
@@ -209,9 +209,11 @@ class Selector:
         """
         return None if self.learned is None else self.learned.landmarks(captured)
 
-    def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
-        """Of each block its words and how often they are in it; None where it keeps none."""
-        return [word_index.count_words(text) for text in text_of_block] if self.spec.words else None
+    def words(self, texts: Iterable[tuple[str, str]]) -> list[list[tuple[int, int]]] | None:
+        """As word_index.count_words, of each block's text and what stands around it; None where it
+        keeps no words.
+        """
+        return [word_index.count_words(*some) for some in texts] if self.spec.words else None
 
     def scores(self, query: Query, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], higher = read it."""
@@ -240,12 +242,15 @@ class Selector:
         return (weights[:, None] * store.token_maxima(rows, scope)).T
 
 
+_WORDS = "bm25 of words and stems"  # of what is counted; a memory with other words is read again
+
+
 def _spec(learned: Learned | None, word_weight: float) -> IndexSpec:
     if learned is None:
-        return IndexSpec("words", "bm25", words=True)
+        return IndexSpec("words", _WORDS, words=True)
     if not word_weight:
         return IndexSpec("learned", learned.digest, learned.width)
-    digest = hashlib.blake2b(f"{learned.digest}|bm25".encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(f"{learned.digest}|{_WORDS}".encode(), digest_size=16).hexdigest()
     return IndexSpec("learned + words", digest, learned.width, words=True)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,7 @@ from memstore.disk.format.runs import BlockWords, IndexSpec
 from memstore.errors import InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
-from memstore.index.word_index import WordIndex
+from memstore.index.word_index import WordIndex, around
 from memstore.model.lookup_settings import CAUTIONS
 from memstore.model.passages.adaptation import UNADAPTED, Adaptation
 from memstore.model.passages.selector import (
@@ -156,7 +156,10 @@ class Haystack:
         kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
         if self._tokens is not None and kept:
             self._tokens.add(number, torch.cat(kept), [len(one.ids) for one in passages])
-        words = selector.words([tokenizer.decode(one.ids) for one in passages])
+        texts = [tokenizer.decode(one.ids) for one in passages]
+        starts = accumulate((len(text) + 1 for text in texts), initial=0)
+        near = [around("\n".join(texts), at, at + len(text)) for at, text in zip(starts, texts)]
+        words = selector.words(zip(texts, near))
         if self._words is not None and words is not None:
             self._words.add(number, BlockWords.of(words))
         self.scope.append((number, 0, len(passages)))
