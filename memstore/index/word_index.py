@@ -25,6 +25,7 @@ _WORD = re.compile(r"[^\W_]+")
 _STEM = 5  # letters
 _OWN = 4  # how much a block's words count, of words around it
 _AROUND = 300  # characters on each side
+_CODE = 3.0  # how much a word with a digit counts of a question
 
 
 def split_words(text: str) -> list[int]:
@@ -34,13 +35,27 @@ def split_words(text: str) -> list[int]:
 
     Text and question must be split alike. Compatible forms of a character count as one (NFKD).
     """
+    return [_hash(word) for word in _words(text)]
+
+
+def weigh_words(question: str) -> dict[int, float]:
+    """The words of a question by hash, and how much each counts: one with a digit three times,
+    since what else finds passages hardly tells "CP-40" from "CP-60".
+    """
+    return {_hash(word): 1.0 if word.isalpha() else _CODE for word in _words(question)}
+
+
+def _hash(word: str) -> int:
+    return xxh32_intdigest(word.encode("utf-8", "surrogatepass"))
+
+
+def _words(text: str) -> list[str]:
     if not text.isascii():
         text = "".join(c for c in normalize("NFKD", text) if not combining(c))
         text = normalize("NFC", text)
     words = _WORD.findall(text.casefold())
     both = [[word, word[:_STEM]] if word.isalpha() else [word] for word in words]
-    distinct = [one for some in both for one in dict.fromkeys(some)]
-    return [xxh32_intdigest(one.encode("utf-8", "surrogatepass")) for one in distinct]
+    return [one for some in both for one in dict.fromkeys(some)]
 
 
 def around(text: str, start: int, end: int) -> str:

@@ -16,6 +16,7 @@ from memstore.index.word_index import (
     by_row,
     count_words,
     split_words,
+    weigh_words,
 )
 from support.rounding import assert_same_to_rounding
 
@@ -114,6 +115,11 @@ def test_forms_of_a_word_count_as_one_and_codes_do_not() -> None:
     assert set(split_words("refunded")) & set(split_words("refunds"))
     assert split_words("été Straße") == split_words("ETE STRASSE")
     assert not set(split_words("E12345 1234567")) & set(split_words("E12346 1234568"))
+
+
+def test_words_with_a_digit_count_three_times() -> None:
+    code, word = split_words("E7 means")
+    assert weigh_words("E7 means e7") == {code: 3.0, word: 1.0}
 
 
 def test_words_around_a_block_count_a_quarter() -> None:

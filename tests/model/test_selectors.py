@@ -186,7 +186,7 @@ def test_the_question_before_counts_a_quarter_as_much() -> None:
     weight = {
         word: leaning.words[split_words(word)[0]] for word in ("apple13", "apple21", "shared")
     }
-    assert weight == {"apple13": 0.25, "apple21": 1.0, "shared": 1.0}
+    assert weight == {"apple13": 0.75, "apple21": 3.0, "shared": 1.0}
     learned = Selector(both.learned)
     apart = [learned.scores(query, held, held.scope) for query in (now, before)]
     together = learned.scores(leaning, held, held.scope)
@@ -313,7 +313,8 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
             late = Given(*question(1 + seed % 3, 50 + seed, seed))
             for selector in (Selector(late), Selector(late, 0.05)):
                 # a word that is in one block of fifty, as the store's texts have it
-                monkeypatch.setattr("memstore.index.word_index.split_words", lambda text: [1004, 7])
+                words = {1004: 1.0, 7: 1.0}
+                monkeypatch.setattr("memstore.index.word_index.weigh_words", lambda text: words)
                 found = score_blocks(selector, NOTHING, store, scope)
                 assert len(found.scores) <= 100 < found.blocks == 900
                 exact = selector.scores(NOTHING, store.retrieval.selected, scope)

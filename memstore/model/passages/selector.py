@@ -160,11 +160,11 @@ class Query:
     @property
     def words(self) -> dict[int, float]:
         """The hash of each word, and how much it counts."""
-        words = dict.fromkeys(word_index.split_words(self.text), 1.0)
+        words = word_index.weigh_words(self.text)
         if self.before is None:
             return words
-        earlier = word_index.split_words(self.before.text)
-        return dict.fromkeys(earlier, _BEFORE) | words
+        earlier = word_index.weigh_words(self.before.text)
+        return {word: _BEFORE * weight for word, weight in earlier.items()} | words
 
     def rows(self, learned: "Learned") -> tuple[Tensor, Tensor]:
         """As Learned.rows, of both questions."""
