@@ -313,8 +313,8 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
             late = Given(*question(1 + seed % 3, 50 + seed, seed))
             for selector in (Selector(late), Selector(late, 0.05)):
                 # a word that is in one block of fifty, as the store's texts have it
-                words = {1004: 1.0, 7: 1.0}
-                monkeypatch.setattr("memstore.index.word_index.weigh_words", lambda text: words)
+                weighed = "memstore.index.word_index.weigh_words"
+                monkeypatch.setattr(weighed, lambda text: {1004: 1.0, 7: 1.0})
                 found = score_blocks(selector, NOTHING, store, scope)
                 assert len(found.scores) <= 100 < found.blocks == 900
                 exact = selector.scores(NOTHING, store.retrieval.selected, scope)
