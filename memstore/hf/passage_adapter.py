@@ -104,7 +104,7 @@ class HuggingFacePassageModel(PassageAPI):
         self.adapted_passages = adapter is not None
         self.adapted_turns = adapter is not None and adapter.kind == "both"
         self.tokenizer: OffsetTokenizer = OffsetTokenizer(tokenizer)
-        self._turns = Turns(tokenizer, self.tokenizer)
+        self._turns = Turns(tokenizer)
         self.prefix_ids, self.templated = self._turns.prefix, self._turns.templated
         self.tokenizer.check_known(config.vocab_size, self.prefix_ids)
         self.made_for = MadeFor(
@@ -229,7 +229,11 @@ class HuggingFacePassageModel(PassageAPI):
         )
 
     def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
-        return self._turns.of(question, first=first)
+        typed = question.strip() if self.templated else question.rstrip()
+        words = self.tokenizer.encode(self._turns.lead + typed)
+        before = [] if first else self._turns.between
+        place = range(len(before), len(before) + len(words))
+        return [*before, *words, *self._turns.behind], place
 
     def ends_turn(self, token: int) -> bool:
         return token in self._turns.ends

@@ -112,18 +112,18 @@ _QUESTIONS = ("Qfirst", "7", "(x", "é")  # texts that begin with different toke
 
 
 class Turns:
-    """The ids before, between and behind what is said. Without a chat template a question is read
-    as typed, behind the tokenizer's own beginning; a template that cannot be used is reported.
+    """The ids before, between and behind what is said (`prefix`, `between`, `behind`), and the text
+    that is cut together with a question (`lead`). Without a chat template a question is read as
+    typed, behind the tokenizer's own beginning; a template that cannot be used is reported.
     """
 
-    def __init__(self, template: Any, tokenizer: OffsetTokenizer) -> None:
-        """template: the transformers tokenizer; tokenizer: what cuts what people type."""
-        self._tokenizer = tokenizer
+    def __init__(self, template: Any) -> None:
+        """template: the transformers tokenizer."""
         self.end = template.eos_token_id  # what ends an answer
         self.ends = {self.end} - {None}  # what may
         begin = [] if template.bos_token_id is None else [template.bos_token_id]
-        self.prefix, self._between, self._behind = begin, list[int](), list[int]()
-        self._lead = ""  # of the template, cut together with a question
+        self.prefix, self.between, self.behind = begin, list[int](), list[int]()
+        self.lead = ""
         parts = None
         if getattr(template, "chat_template", None) is not None:
             parts = _parts(template)
@@ -139,26 +139,16 @@ class Turns:
                 break
             shared += 1
         self.prefix = list(beginnings[0].input_ids[:shared])
-        self._lead = before[beginnings[0].token_to_chars(shared - 1).end if shared else 0 :]
-        self._between, self._behind = (
+        self.lead = before[beginnings[0].token_to_chars(shared - 1).end if shared else 0 :]
+        self.between, self.behind = (
             list(template(text, add_special_tokens=False).input_ids)
-            for text in (between.removesuffix(self._lead), behind)
+            for text in (between.removesuffix(self.lead), behind)
         )
         special = {token for token, one in template.added_tokens_decoder.items() if one.special}
-        if special.issuperset(self._between[:1]):
-            self.end = next(iter(self._between), self.end)
+        if special.issuperset(self.between[:1]):
+            self.end = next(iter(self.between), self.end)
         # and a model may begin the next turn instead
-        self.ends |= special.intersection([*self._between[:1], *self.prefix[:1]])
-
-    def of(self, question: str, *, first: bool) -> tuple[list[int], range]:
-        """The ids of a question as the first or as a later turn, behind the prefix, and which of
-        them are its own words.
-        """
-        typed = question.strip() if self.templated else question.rstrip()
-        words = self._tokenizer.encode(self._lead + typed)
-        before = [] if first else self._between
-        place = range(len(before), len(before) + len(words))
-        return [*before, *words, *self._behind], place
+        self.ends |= special.intersection([*self.between[:1], *self.prefix[:1]])
 
 
 def _parts(template: Any) -> tuple[str, str, str] | None:

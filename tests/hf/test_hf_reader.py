@@ -176,16 +176,15 @@ def test_a_template_that_writes_the_date_begins_the_same_every_day() -> None:
     today = "{% if strftime_now is defined %}{{ strftime_now('%d %B %Y') }}{% endif %}. "
     plain.chat_template = "26 Jul 2024. " + made.chat_template
     made.chat_template = today + made.chat_template
-    turns, fixed = Turns(made, OffsetTokenizer(made)), Turns(plain, OffsetTokenizer(plain))
-    assert turns.templated and turns.prefix == fixed.prefix
-    assert turns.of("And?", first=False) == fixed.of("And?", first=False)
+    turns, fixed = Turns(made), Turns(plain)
+    assert turns.templated and vars(turns) == vars(fixed)
 
 
 def test_an_answer_ends_as_the_template_writes_or_where_the_next_turn_begins() -> None:
     made = tokenizer()
     made.add_tokens(["<|user|>"], special_tokens=True)
     made.eos_token = "<|user|>"  # as some conversions have it
-    turns = Turns(made, OffsetTokenizer(made))
+    turns = Turns(made)
     end, begin = made.convert_tokens_to_ids(["<|end|>", "<|user|>"])
     assert turns.end == end and turns.ends == {end, begin}
 
@@ -195,8 +194,8 @@ def test_a_question_is_rendered_without_a_thinking_mode() -> None:
     made.chat_template += (
         "{% if not (enable_thinking is defined and enable_thinking is false) %}<think>{% endif %}"
     )
-    thinking, stock = Turns(made, OffsetTokenizer(made)), Turns(plain, OffsetTokenizer(plain))
-    assert thinking.of("And?", first=True) == stock.of("And?", first=True)
+    thinking, stock = Turns(made), Turns(plain)
+    assert vars(thinking) == vars(stock)
 
 
 def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text():
