@@ -1,9 +1,7 @@
-"""What is closed when its `with` block ends, or when all its steps are taken."""
+"""What is closed when its `with` block ends."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
-from contextlib import closing
-from typing import Self, TypeVar
+from typing import Self
 
 
 class Closing(ABC):
@@ -18,24 +16,3 @@ class Closing(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-Step = TypeVar("Step")
-Result = TypeVar("Result")
-
-
-def finish(
-    steps: Generator[Step, None, Result], progress: Callable[[Step], None] | None = None
-) -> Result:
-    """Take all steps of an ingest or an answer, and return what comes of it. progress: called with
-    each step.
-    """
-    with closing(steps):  # at once, and not when it is collected: an ingest holds the writer's lock
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            if progress is not None:
-                progress(step)

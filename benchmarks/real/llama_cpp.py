@@ -30,9 +30,8 @@ from benchmarks.common.tables import table
 from benchmarks.real.passage_model import parser, passage_model
 from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.answer import Trace
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.session import Continuation, OnRead, draw
+from memstore.model.session import Continuation, OnRead, Trace, draw
 from memstore.training.corpus import read_documents
 
 QUESTION = "What does the text say of it, and what follows?"

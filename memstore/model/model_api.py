@@ -6,30 +6,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
-from memstore.closing import finish
 from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Found, Matches, Ranked, Source, Trace
+from memstore.model.answer import Answer, Found, Matches, Ranked, Source, sources_of
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
-from memstore.model.session import (
-    AskSession,
-    Continuation,
-    OnRead,
-    attached,
-    ends_sentence,
-    read_pending,
-)
+from memstore.model.session import AskSession, Continuation, OnRead, Trace, attached, read_pending
 from memstore.model.source_text import Ingesting, OnProgress, Text
 from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
+
+Step = TypeVar("Step")
+Result = TypeVar("Result")
 
 
 class ModelAPI(ModelAdapter):
@@ -151,7 +146,7 @@ class ModelAPI(ModelAdapter):
     ) -> Iterator[Chat]:
         """A session that stays warm over several questions."""
         trace = Trace(self)
-        with self.session(store, documents, on_read=trace, **lookup) as session:
+        with closing(self.session(store, documents, on_read=trace, **lookup)) as session:
             yield Chat(self, session, trace, documents)
 
     def search(
@@ -264,7 +259,7 @@ class Chat:
                         found = store.document(document)
                         sources.append(Source.of(self._reader, store, found, block, score))
         else:
-            sources = trace.sources(store, most, session.same)
+            sources = sources_of(trace, store, most, session.same)
         return Answer(
             text=said.text,
             tokens=said.tokens,
@@ -283,6 +278,23 @@ class Chat:
         """End the answer that is generated after the tokens that it has."""
         if self.continuation is not None:
             self.continuation.stop()
+
+
+def finish(
+    steps: Generator[Step, None, Result], progress: Callable[[Step], None] | None = None
+) -> Result:
+    """Take all steps of an ingest or an answer, and return what comes of it. progress: called with
+    each step.
+    """
+    with closing(steps):  # at once, and not when it is collected: an ingest holds the writer's lock
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            if progress is not None:
+                progress(step)
 
 
 def _check_phrase(what: str, text: str) -> None:
@@ -305,6 +317,11 @@ def _ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: A
                 del going[number]
         read_pending([one for number in going if (one := chats[number].continuation) is not None])
     return [answers[number] for number in range(len(chats))]
+
+
+def _ends_sentence(piece: str) -> bool:
+    """Does a token of this text end a sentence or a line?"""
+    return piece.rstrip(" ").endswith((".", "?", "!")) or "\n" in piece
 
 
 class Detokenizer:
@@ -340,7 +357,7 @@ class Detokenizer:
         if found:
             self._text, self.ended = self._text[: min(found)], True
             return self.rest()
-        if self._sentence and self.text and ends_sentence(self._tokenizer.decode([token])):
+        if self._sentence and self.text and _ends_sentence(self._tokenizer.decode([token])):
             self.ended = True
             return self.rest()
         return self._send(self._text[: len(self._text) - self._held(self._text)])

@@ -1,8 +1,10 @@
-"""A session: a text that is read on beside a memory, what it has read of that, and the tokens that
-it generates, one by one, alone or in one forward pass with other sessions of its model.
+"""A session: a text that is read on beside a memory; the tokens that it generates, one by one,
+alone or in one forward pass with other sessions of its model; and the trace of an answer: which
+blocks each of its tokens attended to, how strongly, and what the answer cost.
 """
 
 import math
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,6 +21,7 @@ from memstore.closing import Closing
 from memstore.errors import InvalidConfig, MemstoreError
 from memstore.model.adapter import ModelAdapter
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.stats import COUNTS
 
 
 class ReadUnit(NamedTuple):
@@ -326,12 +329,116 @@ class AskSession(Closing):
         return None
 
 
+# The trace of an answer
+
+OF_TOKEN = 6  # blocks recorded for a token: those most read
+
+BlockId = tuple[int, int]
+"""(document id, block)."""
+
+
+class TokenRead(NamedTuple):
+    """The document blocks that one token read most, with its attention mass on each, best first."""
+
+    token: int
+    blocks: list[tuple[BlockId, float]]
+
+
+class Trace:
+    """Records, as the OnRead of a session, what the last row of every step reads. For one session
+    and one thread at a time. begin, step and tokens_of count the costs of an answer, too.
+    """
+
+    def __init__(self, reader: ModelAdapter) -> None:
+        self.reader = reader
+        self._on = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tokens: list[TokenRead] = []
+        # blocks of documents that were read: the attention mass on each by the tier that had it
+        self.blocks: dict[BlockId, dict[str, float]] = {}
+        self.tiers: dict[str, dict[str, int | float]] = {}
+        self.lookups = {"done": 0, "skipped": 0}
+        self.seconds = 0.0  # from the question to the last token
+        self.model_seconds = 0.0  # the part of them spent in steps of this answer
+        self.first_token_seconds = 0.0
+        self._reads: list[StepReads] = []  # of the latest forward pass
+
+    def begin(self, session: AskSession) -> None:
+        """Begin with a question, and clear what was recorded before."""
+        self._clear()
+        self._session, self._on = session, False
+        self._began = time.perf_counter()
+        self._lookups = session.lookups.done, session.lookups.skipped
+
+    def start(self) -> None:
+        """Record from now on, for the answer's first token. AskSession.ask calls this."""
+        self._reads, self._on = [], True
+
+    def __call__(self, reads: StepReads) -> None:
+        if not self._on:
+            return
+        if self._reads and reads.units[0].layer <= self._reads[-1].units[0].layer:
+            self._reads = []  # a new forward pass begins, which predicts the token
+        self._reads.append(reads)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of this answer, to which its time, lookups and tier counts are added."""
+        began, before = time.perf_counter(), self._session.store.tier_stats()
+        try:
+            yield
+        finally:
+            after = self._session.store.tier_stats()
+            if not self.tiers or before != after:
+                for tier, counts in after.items():
+                    total = self.tiers.setdefault(tier, dict.fromkeys(COUNTS, 0))
+                    earlier = before.get(tier, {})
+                    for name in COUNTS:
+                        total[name] += counts[name] - earlier.get(name, 0)
+            lookups, (done, skipped) = self._session.lookups, self._lookups
+            self.lookups = {"done": lookups.done - done, "skipped": lookups.skipped - skipped}
+            now = time.perf_counter()
+            self.model_seconds += now - began
+            self.seconds = now - self._began
+
+    def tokens_of(self, generated: Iterator[int]) -> Iterator[int]:
+        """The same tokens, each recorded with what it read."""
+        try:
+            while True:
+                with self.step():
+                    token = next(generated, None)
+                if token is None:
+                    return
+                self.first_token_seconds = self.first_token_seconds or self.seconds
+                self._record(token)
+                yield token
+        finally:
+            self._reads, self._on = [], False
+
+    def _record(self, token: int) -> None:
+        """Record a token with what the latest step read."""
+        of_token: dict[BlockId, float] = {}
+        for units, masses in self._reads:
+            for unit, mass in zip(units, masses.tolist()):
+                if unit.document < 0:  # the session's own text
+                    continue
+                block = unit.document, unit.block
+                of_token[block] = of_token.get(block, 0.0) + mass
+                tiers = self.blocks.setdefault(block, {})
+                tiers[unit.tier] = tiers.get(unit.tier, 0.0) + mass
+        best = sorted(of_token.items(), key=lambda item: (-item[1], item[0]))[:OF_TOKEN]
+        self.tokens.append(TokenRead(token, best))
+        self._reads = []
+
+    def ranked(self, most: int) -> list[tuple[BlockId, float]]:
+        """The document blocks most read with the mass on each, at most so many, best first."""
+        masses = [(block, sum(tiers.values())) for block, tiers in self.blocks.items()]
+        return sorted(masses, key=lambda item: (-item[1], item[0]))[:most]
+
+
 # Tokens
-
-
-def ends_sentence(piece: str) -> bool:
-    """Does a token of this text end a sentence or a line?"""
-    return piece.rstrip(" ").endswith((".", "?", "!")) or "\n" in piece
 
 
 def draw(

@@ -11,18 +11,10 @@ from typing import Any, Literal
 
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import (
-    Answer,
-    BlockId,
-    Source,
-    TokenRead,
-    Trace,
-    answer_sentence,
-    refusal,
-)
+from memstore.model.answer import Answer, Source, answer_sentence, refusal
 from memstore.model.model_api import Chat
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.session import AskSession, Continuation, read_pending
+from memstore.model.session import AskSession, BlockId, Continuation, TokenRead, Trace, read_pending
 from memstore.serve.api_errors import ApiError
 from memstore.store.memory_store import MemoryStore
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 import memstore
-from memstore.model.answer import OF_TOKEN, Trace
+from memstore.model.answer import sources_of
+from memstore.model.session import OF_TOKEN, Trace
 from memstore.serve.answers import pieces, report_trace
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import word_reader
@@ -55,7 +56,7 @@ class Asked:
             self.short = report_trace(self.trace, session, "4467", 1, bool)
             self.hidden = report_trace(self.trace, session, None, 12, "goats".__eq__)
         self.text = reader.tokenizer.decode(self.tokens)
-        self.sources = self.trace.sources(store, 100)
+        self.sources = sources_of(self.trace, store, 100)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_sources_are_those_of_the_report(asked, store):
         assert mine["weight"] == pytest.approx(theirs.weight, abs=1e-3)
         assert sum(theirs.tiers.values()) == pytest.approx(theirs.weight, abs=1e-3)
         assert mine["tiers"] == sorted(theirs.tiers)
-    assert asked.trace.sources(store, 2) == asked.sources[:2]
+    assert sources_of(asked.trace, store, 2) == asked.sources[:2]
 
 
 def test_a_place_of_the_text_is_where_it_says(asked):
