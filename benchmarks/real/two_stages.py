@@ -42,7 +42,7 @@ from benchmarks.real.plan import Question
 from benchmarks.real.planted import CORPORA, TASKS, load
 from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.text_parts import Passage
+from memstore.disk.tables.texts import Passage
 from memstore.index.late_interaction import INT8_STEPS
 from memstore.index.word_index import around
 from memstore.model.passages.passage_encoding import encode

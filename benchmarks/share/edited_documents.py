@@ -26,7 +26,7 @@ from benchmarks.common.text import part
 from benchmarks.common.timing import timed
 from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.stored_once import CHANGED
-from memstore.disk.format.text_parts import Keep
+from memstore.disk.tables.texts import Keep
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.source_text import Text
 from memstore.share.object_store import ObjectStore

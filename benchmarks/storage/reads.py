@@ -50,7 +50,7 @@ from benchmarks.storage.records import BATCH, CHUNK_BLOCKS, SHAPES, Memory, Shap
 from memstore import MemoryStore
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.keys import record_key
+from memstore.disk.lmdb.transaction import record_key
 from memstore.store.write.writer import COMMIT_BYTES
 
 PARTS = {

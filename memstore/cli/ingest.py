@@ -21,7 +21,7 @@ from memstore.errors import DocumentExists, InvalidInput
 
 if TYPE_CHECKING:
     from memstore.disk.format.document import Document
-    from memstore.disk.format.text_parts import Keep
+    from memstore.disk.tables.texts import Keep
     from memstore.documents.folder import File, Files, Source
     from memstore.library.library_ingest import Progress
     from memstore.library.reading import Outcome

@@ -22,9 +22,8 @@ from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import WriteId
-from memstore.disk.format.keys import record_key
 from memstore.disk.lmdb.pages import Extent, ask
-from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.lmdb.transaction import Transaction, record_key
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock, MissingBlock
 

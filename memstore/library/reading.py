@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from memstore.compute import Compute
-from memstore.disk.format.text_parts import Keep
+from memstore.disk.tables.texts import Keep
 from memstore.documents import read
 from memstore.errors import DocumentExists, InvalidInput, MemstoreError
 from memstore.hf.models_by_name import reader_named

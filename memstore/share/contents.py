@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Block, Count, Layer, unpack
 from memstore.disk.format.document import Document
-from memstore.disk.tables.passage_table import DIGEST_BYTES, Digest
+from memstore.disk.tables.texts import DIGEST_BYTES, Digest
 from memstore.errors import CorruptBlock, CorruptMemory, InvalidInput, MemstoreError
 from memstore.share.document_parts import Head, IndexRun, Part, PartOrder, Record, Tokens
 from memstore.share.ranges import OBJECT_BYTES, Extent, Ranges, read_extents

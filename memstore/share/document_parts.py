@@ -11,15 +11,21 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer
 from memstore.disk.format.document import Document, WriteId
-from memstore.disk.format.keys import document_range, read_run_key, run_key
 from memstore.disk.format.runs import Coverage, IndexSpec
 from memstore.disk.format.signature import Signature
-from memstore.disk.format.text_parts import PassageOrder, decode_part, decode_tokens, equal_lengths
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction, document_range, read_run_key, run_key
 from memstore.disk.tables.block_table import BlockTable, is_finite
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import Digest, StoredPassage, digest_of
 from memstore.disk.tables.run_table import RunTable
+from memstore.disk.tables.texts import (
+    Digest,
+    PassageOrder,
+    StoredPassage,
+    decode_part,
+    decode_tokens,
+    digest_of,
+    equal_lengths,
+)
 from memstore.errors import CorruptMemory, InvalidInput
 
 _BATCH_BYTES = 8 << 20  # of parts that are read in one transaction

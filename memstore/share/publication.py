@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from memstore.disk.format.keys import read_run_key, run_key, tokens_key
-from memstore.disk.lmdb.environment import Version
-from memstore.disk.lmdb.transaction import ValuePart
+from memstore.disk.lmdb.transaction import ValuePart, Version, read_run_key, run_key, tokens_key
 from memstore.errors import MemoryClosed, MemoryNotFound, MemstoreError, StaleMemory
 from memstore.share.cached_reads import CachedReads
 from memstore.share.contents import Contents, Entry, Place, Value

@@ -18,9 +18,8 @@ from functools import partial
 from typing import NamedTuple
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.text_parts import Keep
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import DIGEST_BYTES, StoredPassage
+from memstore.disk.tables.texts import DIGEST_BYTES, Keep, StoredPassage
 from memstore.errors import (
     DocumentExists,
     DocumentNotFound,

@@ -14,7 +14,7 @@ from memstore.disk.format.document import Document, WriteId
 from memstore.disk.reading import Batch, Wanted
 from memstore.disk.tables.block_table import RECORD_FORMAT
 from memstore.disk.tables.catalog import FORMAT, Catalog, StoredAt
-from memstore.disk.tables.passage_table import Digest, PassageCounts
+from memstore.disk.tables.texts import Digest, PassageCounts
 from memstore.errors import (
     BlocksUnavailable,
     CorruptBlock,

@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from memstore.disk.format.document import Document
-from memstore.disk.lmdb.database import Version
-from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.lmdb.transaction import Transaction, Version
 from memstore.disk.tables.catalog import Catalog, Changes
 from memstore.store.write.admission import Mode, admit
 
@@ -19,34 +18,35 @@ if TYPE_CHECKING:
 
 
 class Committed:
-    """The documents of an open memory as `refresh` last saw them. Safe for several threads."""
+    """The documents of an open memory as `follow` last saw them. Safe for several threads.
+
+    listed: what `list_rows` returned, until a row changes. version: of the memory, that was
+    followed last.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._rows: dict[int, Document] = {}  # of every state
         self._named: dict[str, set[int]] = {}  # of a name the numbers
+        self.listed: tuple[Document, ...] | None = None
         self._lock = threading.Lock()  # of the rows
         self.writers: dict[int, DocumentWriter] = {}  # of this store, by document
-        self._version = Version(0, -1)  # that was followed last
+        self.version = Version(0, -1)
         self._changes: Changes | None = None  # of rows, that were followed
         self._retrieval: Retrieval | None = None
         self._following = threading.RLock()
 
-    def listed(self) -> list[Document]:
+    def list_rows(self) -> tuple[Document, ...]:
         """Rows that are ready or being read for the first time, oldest first."""
         with self._lock:
             rows = (row for row in self._rows.values() if row.is_listed)
-            return sorted(rows, key=lambda row: row.id)
+            self.listed = tuple(sorted(rows, key=lambda row: row.id))
+            return self.listed
 
     def named(self, name: str) -> list[Document]:
         """All rows of a name, of whatever state, oldest first."""
         with self._lock:
             return [self._rows[number] for number in sorted(self._named.get(name, ()))]
-
-    def refresh(self) -> None:
-        """See what was committed since; nearly free where nothing was. Raises CorruptMemory."""
-        if self.catalog.database.version != self._version:
-            self.follow()
 
     def attach(self, retrieval: "Retrieval") -> None:
         """Have a retrieval follow too, from now on. Raises CorruptMemory, with nothing attached."""
@@ -98,17 +98,15 @@ class Committed:
         """
         database = self.catalog.database
         with database.name_written(name), database.writer():
-            self.refresh()
+            self.follow()
             yield
 
     def follow(self, new: "Retrieval | None" = None) -> None:
-        """Look at what is committed, whether or not something was; `new` has followed nothing yet.
-        Raises CorruptMemory.
-        """
+        """Look at what is committed. new: has followed nothing yet. Raises CorruptMemory."""
         with self._following:
             # before reading: too old a version only costs another look
             version = self.catalog.database.version
-            if version.file != self._version.file and self._retrieval is not None:
+            if version.file != self.version.file and self._retrieval is not None:
                 self._retrieval.rewritten()
             with self.catalog.database.read() as txn:
                 changes = self.catalog.changes(txn)
@@ -118,7 +116,7 @@ class Committed:
                 if new is not None:
                     new.follow(txn, self._rows | changed, but=self.writers)
             self._change(changed)
-            self._version, self._changes = version, changes
+            self.version, self._changes = version, changes
 
     def _changed(self, txn: Transaction, changes: Changes) -> dict[int, Document | None]:
         """The rows that are others now, in order of id; None for one that is gone."""
@@ -139,3 +137,5 @@ class Committed:
                 if row is not None:
                     self._rows[number] = row
                     self._named.setdefault(row.name, set()).add(number)
+            if changed:
+                self.listed = None

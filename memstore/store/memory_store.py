@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -23,14 +22,13 @@ from memstore.disk.files import INDEX, remove_index
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
-from memstore.disk.format.text_parts import Passage
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.texts import Passage, TokenSpan
 from memstore.errors import InvalidInput, MemoryClosed, MemoryLocked, ReadOnlyMemory
 from memstore.share.publication_options import is_url
 from memstore.store.committed import Committed
 from memstore.store.open_options import OpenOptions, check_open_options, open_catalog
-from memstore.store.stored_text import TokenSpan, read_passages, read_tokens
 from memstore.store.write import admission
 from memstore.store.write.admission import Mode
 
@@ -264,7 +262,7 @@ class MemoryStore(Closing):
     def documents(self) -> list[Document]:
         """Every document, ready or still being read, oldest first."""
         self._refresh()
-        return self.committed.listed()
+        return [*(self.committed.listed or self.committed.list_rows())]
 
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
         """The named documents, or every one that is read to its end, oldest first.
@@ -300,7 +298,7 @@ class MemoryStore(Closing):
         read it go on.
         """
         if isinstance(name, int):
-            return self._read(name, lambda catalog, txn, row: row)
+            return self._read(name, lambda txn, row: row)
         for row in self._named(name):
             if row.is_listed:
                 return row
@@ -310,7 +308,8 @@ class MemoryStore(Closing):
         """Content tokens `first` to `end` of a document without passages (by name or id), and where
         their characters begin. Raises DocumentNotFound, CorruptMemory.
         """
-        return self._read(document, partial(read_tokens, first=first, end=end))
+        read = self._catalog.texts.tokens
+        return self._read(document, lambda txn, row: read(txn, row, first, end))
 
     def passages(
         self, document: str | int, first: int = 0, end: int | None = None
@@ -318,9 +317,10 @@ class MemoryStore(Closing):
         """Passages `first` to `end` of a document (by name or id), a block each. Raises
         DocumentNotFound, CorruptMemory, InvalidInput for a document without passages.
         """
-        return self._read(document, partial(read_passages, first=first, end=end))
+        read = self._catalog.texts.passages
+        return self._read(document, lambda txn, row: read(txn, row, first, end))
 
-    def _read(self, document: str | int, read: Callable[[Catalog, Transaction, Document], T]) -> T:
+    def _read(self, document: str | int, read: Callable[[Transaction, Document], T]) -> T:
         """What is read of a document in one transaction. Raises DocumentNotFound."""
         self._check_open()
         catalog = self._catalog
@@ -330,7 +330,7 @@ class MemoryStore(Closing):
                 named = isinstance(document, str)
                 row = catalog.row(txn, number) if named else catalog.document(txn, number)
                 if row is not None:
-                    return read(catalog, txn, row)
+                    return read(txn, row)
 
     # Writing documents
 
@@ -428,11 +428,11 @@ class MemoryStore(Closing):
         database = committed.catalog.database
         with database.writer():
             before = database.file_bytes
-            committed.refresh()
+            committed.follow()
             if (database.path / INDEX).exists() and self.retrieval.tells_of_gone():
                 remove_index(database.path)
             database.rewrite()
-        committed.refresh()
+        committed.follow()
         return before, database.file_bytes
 
     def verify(self, *, repair: bool = False) -> "Report":
@@ -455,7 +455,8 @@ class MemoryStore(Closing):
     def _refresh(self) -> None:
         """Notice what was committed. Raises MemoryClosed, CorruptMemory."""
         self._check_open()
-        self.committed.refresh()
+        if self._catalog.database.version != self.committed.version:  # nearly free
+            self.committed.follow()
 
     def _named(self, name: str) -> list[Document]:
         self._refresh()

@@ -7,9 +7,9 @@ from pathlib import Path
 from memstore.block import RecordKey
 from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
-from memstore.disk.format.text_parts import Keep, decode_part
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.texts import Keep, decode_part
 from memstore.errors import CorruptBlock, CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
 from memstore.paths import expanded
 from memstore.share.contents import Entry, read_parts

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from memstore.block import RecordKey
 from memstore.disk.files import DATA, named_os_errors
-from memstore.disk.format.keys import number_key, read_number_key
-from memstore.disk.lmdb.database import Transaction
 from memstore.disk.lmdb.meta_pages import is_sound
+from memstore.disk.lmdb.transaction import Transaction, number_key, read_number_key
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import Digest, StoredPassage
+from memstore.disk.tables.texts import Digest, StoredPassage
 from memstore.errors import RESTORE, CorruptMemory, InvalidInput, MemoryNotFound, ObjectNotFound
 from memstore.paths import expanded
 from memstore.share.contents import read_parts

@@ -9,7 +9,7 @@ import pytest
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.signature import Signature
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables import catalog as catalog_module
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidConfig, MemoryExists, MemoryNotFound, NewerFormat, OlderFormat

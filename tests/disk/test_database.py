@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from memstore.block import RecordKey
-from memstore.disk.format.keys import record_key
 from memstore.disk.lmdb import environment
 from memstore.disk.lmdb.database import Database, Transaction
+from memstore.disk.lmdb.transaction import record_key
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,
@@ -264,7 +264,7 @@ def test_a_forked_child_is_refused_and_does_not_disturb_its_parent(database, tmp
         *refusals, own = [results.get() for _ in range(5)]
         child.join()
         assert child.exitcode == 0
-        assert str(os.getpid()) in database._environment._inner.readers()
+        assert str(os.getpid()) in database._environment.inner.readers()
         assert bytes(view[8:]) == b"first"
     assert f"opened by process {os.getpid()}" in refusals[0] and refusals[0] == refusals[1]
     assert "spawned" in refusals[2] and "spawned" in refusals[3]
@@ -280,7 +280,7 @@ def test_a_child_that_leaves_its_parents_transaction_does_not_end_it(path, datab
                 parent = os.getpid()
                 if not os.fork(): sys.exit()
                 os.wait()
-                say(str(parent) in database._environment._inner.readers().split()[3])
+                say(str(parent) in database._environment.inner.readers().split()[3])
                 say(txn.get_checked("meta", b"a").decode()); hear()
             database.write(lambda txn: txn.put_checked("meta", b"b", b"2"))
             say("written")
@@ -302,10 +302,10 @@ def test_a_killed_readers_snapshot_is_cleared_at_the_next_opening(path, database
         assert hear(process) == "reading"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert str(process.pid) in database._environment._inner.readers()
+        assert str(process.pid) in database._environment.inner.readers()
         database.close()
         with Database.open(path) as database:
-            assert str(process.pid) not in database._environment._inner.readers()
+            assert str(process.pid) not in database._environment.inner.readers()
 
 
 # Damaged files
@@ -359,7 +359,7 @@ def test_a_file_without_its_last_free_pages_is_not_called_truncated(path, seed):
                     txn.delete("blocks", b"last")
 
             database.write(work)
-            info = database._environment._inner.info()
+            info = database._environment.inner.info()
             short += database.file_bytes < (info["last_pgno"] + 1) * 4096
             there = count_blocks(database)
             database.close()

@@ -14,7 +14,7 @@ import torch
 
 from memstore.block import BlockKey, RecordKey
 from memstore.disk import reading
-from memstore.disk.format.keys import record_key
+from memstore.disk.lmdb.transaction import record_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, CorruptMemory
 from memstore.tiers.disk_tier import DiskTier

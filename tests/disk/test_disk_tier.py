@@ -12,8 +12,7 @@ import torch
 
 from memstore.block import KV_DTYPES, BlockKey, RecordKey
 from memstore.disk.format.codec import CODECS
-from memstore.disk.format.keys import record_key
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction, record_key
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, DocumentNotFound

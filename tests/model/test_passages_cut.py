@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.citations import Place
-from memstore.disk.format.text_parts import Passage
+from memstore.disk.tables.texts import Passage
 from memstore.model.landmark.landmark_model import SHIPPED
 from memstore.model.passages.passage_ingest import Passages
 from memstore.model.sentences import split

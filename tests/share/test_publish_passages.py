@@ -14,7 +14,7 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document
-from memstore.disk.format.text_parts import Passage
+from memstore.disk.tables.texts import Passage
 from memstore.share.manifest import manifest_number, read_manifest
 from memstore.share.publish import prune, unpublish
 from memstore.share.ranges import Extent

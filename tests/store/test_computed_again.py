@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import torch
 
-from memstore.disk.format.keys import record_range
+from memstore.disk.lmdb.transaction import record_range
 from memstore.errors import BlocksUnavailable, StoreUnavailable
 from memstore.share.local_cache import LocalCache
 from memstore.share.manifest import read_newest

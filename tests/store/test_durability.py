@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from memstore.disk.format.keys import record_range
 from memstore.disk.lmdb.database import Database, Transaction
+from memstore.disk.lmdb.transaction import record_range
 from memstore.errors import CorruptMemory, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.text_parts import Passage
+from memstore.disk.tables.texts import Passage
 from memstore.errors import MemoryLocked
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document

@@ -23,7 +23,7 @@ from xxhash import xxh3_64_digest
 from memstore.block import BlockKey
 from memstore.decode import unpack
 from memstore.disk.format.document import Document
-from memstore.disk.format.keys import number_key
+from memstore.disk.lmdb.transaction import number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput, MemstoreError
 from memstore.share.contents import decompressed

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.keys import tokens_key
+from memstore.disk.lmdb.transaction import tokens_key
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document, publish_memory, pull_document

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from memstore.disk.format.keys import read_number_key
 from memstore.disk.lmdb.database import Database
+from memstore.disk.lmdb.transaction import read_number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import RESTORE, CorruptMemory, MemstoreError
 from memstore.store.memory_store import MemoryStore

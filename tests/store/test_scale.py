@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import DIM, HEADS, SETTINGS, SIGNATURE, ingest, is_whole

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.keys import number_key
+from memstore.disk.lmdb.transaction import number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import MemoryNotFound
 from memstore.store.memory_store import MemoryStore

@@ -12,7 +12,7 @@ from torch import Tensor
 from memstore.block import RecordKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.signature import Signature
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.tiers.disk_tier import DiskTier

@@ -11,7 +11,7 @@ import torch
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
-from memstore.disk.format.text_parts import Passage
+from memstore.disk.tables.texts import Passage
 from memstore.index.block_rows import Scope
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage

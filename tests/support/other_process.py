@@ -16,7 +16,7 @@ def other_process(code: str, *arguments: object) -> Iterator[subprocess.Popen[st
         import os, sys
         from memstore.disk.lmdb.database import *
         from memstore.errors import *
-        from memstore.disk.format.keys import *
+        from memstore.disk.lmdb.transaction import *
         def say(*words): print(*words, flush=True)
         def hear(): return sys.stdin.readline().strip()
     """

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.keys import record_key
 from memstore.disk.format.signature import Signature
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction, record_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.chunk import LayerBlocks

@@ -112,7 +112,7 @@ def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though
         document = ingest(store, "book", 2 * CHUNK)
         kept = ingest(store, "kept", 2 * CHUNK, text=2)
         below = store.tiers.host.source = Standing(store.tiers.host.source)
-        gate = Catalog.open(tmp_path / "m").database._environment._gate
+        gate = Catalog.open(tmp_path / "m").database._environment.gate
 
         def change_the_map() -> None:
             with gate.alone():

@@ -31,7 +31,7 @@ class IngestSettings:
     chunk_blocks: Positive = 1
     top_k: Block = 0
     cmt_cutoff: Share = 0.0
-    # the document is made of passages that are filled up to so many tokens (text_parts.py)
+    # the document is made of passages that are filled up to so many tokens (tables/texts.py)
     # and has no chunks; None: of blocks of equal size
     passage_tokens: Positive | None = None
 
@@ -62,7 +62,7 @@ class Document:
         """Is it the document of its name, and not one that shall become it?"""
         return self.state in ("ready", "ingesting")
 
-    @property
+    @cached_property
     def of_passages(self) -> bool:
         """Is it made of passages, and not of blocks of equal size?"""
         return self.settings.passage_tokens is not None

@@ -6,15 +6,19 @@ child has none of its parent's.
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
+
+import lmdb
 
 from memstore.closing import Closing
 from memstore.disk.files import DATA, OWN_NAMES, named_os_errors, occupy_standard_streams
-from memstore.disk.lmdb.environment import Environment, Version
-from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.lmdb.environment import Environment, named_lmdb_errors
+from memstore.disk.lmdb.pages import Tree, read_meta
+from memstore.disk.lmdb.transaction import COMMIT, Transaction, Version, commit_record
 from memstore.errors import (
+    CorruptMemory,
     InvalidInput,
     MemoryClosed,
     MemoryExists,
@@ -30,7 +34,7 @@ T = TypeVar("T")
 class Database(Closing):
     """The tables of one memory directory. Usable from several threads; a context manager."""
 
-    def __init__(self, environment: "Environment", *, read_only: bool) -> None:
+    def __init__(self, environment: Environment, *, read_only: bool) -> None:
         """Use Database.create or Database.open."""
         self._environment = environment
         self._asked_read_only = read_only
@@ -94,7 +98,9 @@ class Database(Closing):
     def version(self) -> Version:
         """Differs after every commit, whichever process made it; cheap enough for every step."""
         self._check()
-        return self._environment.version()
+        environment = self._environment
+        with environment.gate.passed():
+            return Version(environment.rewritten, environment.inner.info()["last_txnid"])
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -105,8 +111,43 @@ class Database(Closing):
         writer. Raises MemoryClosed, CorruptMemory, MemoryLocked (too many readers).
         """
         self._check()
-        with self._environment.read() as transaction:
-            yield transaction
+        environment = self._environment
+        current: Transaction | None = getattr(environment.thread, "transaction", None)
+        if current is not None:
+            yield current
+            return
+        with named_lmdb_errors(self.path):
+            inner = self._begin(write=False)
+            try:
+                while (tree := self._tree(seen := inner.id())) is None:
+                    inner.abort()
+                    inner = environment.inner.begin(buffers=True)
+                    if inner.id() == seen:  # no two commits came in between
+                        raise CorruptMemory(
+                            f"{self.path}: the file was changed by something else while it was "
+                            "open, or damaged; close it, then run verify"
+                        )
+                environment.thread.transaction = Transaction(inner, self.path, tree)
+                yield environment.thread.transaction
+            finally:
+                environment.thread.transaction = None
+                self._end(inner)
+
+    def _tree(self, transaction: int) -> Tree | None:
+        """The tables as a transaction sees them; None once two others have ended since. Raises
+        CorruptMemory.
+        """
+        file, page_size = self._environment.data_file, self._environment.page_size
+        assert file is not None
+        try:
+            meta = read_meta(file, transaction % 2 * page_size)
+        except OSError as error:
+            raise CorruptMemory(
+                f"{self.path} cannot be read ({error}); check the disk, then run verify"
+            ) from error
+        if meta is None or meta.transaction != transaction:
+            return None
+        return Tree(file, page_size, meta.root)
 
     def write(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a write transaction, commit, and return what it returned: all of it is
@@ -116,7 +157,50 @@ class Database(Closing):
         ReadOnlyMemory, MemoryLocked, StorageFull (the memory is as it was), CorruptMemory.
         """
         with self.writer():
-            return self._environment.write(work)
+            return self._write(work)
+
+    def _write(self, work: Callable[[Transaction], T]) -> T:
+        environment = self._environment
+        with environment.write_mutex, named_lmdb_errors(self.path):
+            inner = self._begin(write=True)
+            environment.thread.transaction = Transaction(inner, self.path, None)
+            try:
+                result = work(environment.thread.transaction)
+                inner.put(COMMIT, commit_record(inner.id()))
+                inner.commit()
+                return result
+            finally:
+                environment.thread.transaction = None
+                self._end(inner)
+
+    def _begin(self, *, write: bool) -> Any:
+        """Pass the gate and begin; on any error the gate is left."""
+        environment, gate, reopened = self._environment, self._environment.gate, False
+        while True:
+            gate.enter()
+            try:
+                return environment.inner.begin(write=write, buffers=True)
+            # unusable after a failed write, reopening it had failed, or the file outgrew the map
+            except (lmdb.PanicError, lmdb.MapResizedError, AttributeError):
+                gate.leave()
+                if reopened:
+                    raise
+                reopened = True
+                with gate.alone():
+                    environment.reopen()
+            except lmdb.ReadersFullError:
+                gate.leave()
+                if not environment.inner.reader_check():  # none of them was dead
+                    raise
+            except BaseException:
+                gate.leave()
+                raise
+
+    def _end(self, inner: Any) -> None:
+        # a forked child that leaves the block would end its parent's transaction
+        if self._environment.pid == os.getpid():
+            inner.abort()  # of a committed one: nothing
+            self._environment.gate.leave()
 
     @contextmanager
     def writer(self) -> Iterator[None]:
@@ -170,9 +254,11 @@ class Database(Closing):
         the new one is there, `change` and all. Raises MemoryLocked (another process has it open),
         StorageFull, ReadOnlyMemory, MemoryClosed, CorruptMemory.
         """
-
-        with self.writer():
-            return self._environment.rewrite(change or (lambda transaction: None), before_switch)
+        work = change or (lambda transaction: None)
+        with self.writer(), self._environment.write_mutex:
+            with self.read():
+                pass  # reopened if need be
+            return self._environment.rewrite(work, before_switch)
 
     def close(self) -> None:
         """Close; the last Database of a directory closes the environment. Idempotent."""
@@ -215,7 +301,14 @@ def _acquire(path: Path, first: Callable[[Transaction], None] | None = None) -> 
             environment = None  # of a directory that was removed: its inode was given out again
         if environment is None:
             environment = Environment(path)
-            environment.open(first)
+            try:
+                with nullcontext() if first is None else environment.lock.held():
+                    environment.open(create=first is not None)
+                    if first is not None:
+                        Database(environment, read_only=False)._write(first)
+            except BaseException:
+                environment.close()
+                raise
             _open[key] = environment
         elif first is not None:
             raise MemoryExists(f"{path} already holds a memory; open it, or name another directory")

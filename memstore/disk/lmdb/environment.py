@@ -1,5 +1,5 @@
-"""The LMDB environment of a memory's directory in this process: opening and its checks,
-transactions, and rewriting the file.
+"""The LMDB environment of a memory's directory in this process: opening and its checks, the lock
+of the one process that writes, and rewriting the file.
 
 One environment is shared by all Database objects of a process that name the same directory, and it
 is unusable in a forked child, which cannot open that directory either (a spawned process can, and
@@ -7,13 +7,14 @@ one forked before the directory was opened). Every commit reaches the disk befor
 """
 
 import errno
+import fcntl
 import os
 import resource
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import lmdb
 
@@ -23,12 +24,14 @@ from memstore.disk.files import (
     LOCK,
     NO_PERMISSION,
     NO_SPACE,
+    WRITER,
     check_local,
     check_one_name,
     lies_at,
     lock_alone,
     mode_of,
     named_os_errors,
+    open_regular,
     replacement,
     share,
     storage_full,
@@ -36,10 +39,8 @@ from memstore.disk.files import (
     sync_directory,
     take_room,
 )
-from memstore.disk.lmdb.locks import Gate, WriterLock
 from memstore.disk.lmdb.meta_pages import check_file
-from memstore.disk.lmdb.pages import Tree, read_meta
-from memstore.disk.lmdb.transaction import COMMIT, Transaction, commit_record
+from memstore.disk.lmdb.transaction import COMMIT, Gate, Transaction, commit_record
 from memstore.errors import (
     CorruptMemory,
     MemoryExists,
@@ -116,11 +117,61 @@ def _open_lmdb(path: Path, data: Path, **options: Any) -> Any:
             size = size >> 14 << 12
 
 
-class Version(NamedTuple):
-    """Which state of a memory is the last that was committed."""
+class WriterLock:
+    """The lock that one process at a time holds to write; counted, so that it nests."""
 
-    file: int  # how often this process has rewritten the file
-    transaction: int  # numbers count from 1 in each
+    def __init__(self, path: Path) -> None:
+        self._path, self._pid = path / WRITER, os.getpid()
+        self._mutex = threading.Lock()
+        self._count = 0
+        self.file: int | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Hold the lock once more; yields whether it was not held. Raises MemoryLocked."""
+        with self._mutex:
+            first = not self._count
+            if first:
+                self.file = self._lock()
+            self._count += 1
+        try:
+            yield first
+        finally:
+            if self._pid == os.getpid():  # not in a forked child that leaves the block
+                self._release()
+
+    def _lock(self) -> int:
+        # Who may only read the memory could hold the lock for ever, if able to open it.
+        data = mode_of(self._path.with_name(DATA)) or 0o600
+        mode = data & (data & 0o222 | (data & 0o222) << 1)
+        with named_os_errors(self._path.parent):
+            file = open_regular(self._path, os.O_RDWR | os.O_CREAT, mode)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # For the message that others get; the lock itself ends with its holder.
+            os.ftruncate(file, 0)
+            with suppress(OSError):
+                os.pwrite(file, b"%d\n" % os.getpid(), 0)
+            return file
+        except BaseException as error:
+            holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(file)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise MemoryLocked(
+                f"{self._path.parent} is being written by process {holder}; try again when it is "
+                "done"
+            ) from None
+
+    def _release(self) -> None:
+        with self._mutex:
+            self._count -= 1
+            if not self._count and self.file is not None:
+                file, self.file = self.file, None  # no interrupt has it closed again
+                os.ftruncate(file, 0)
+                # Unlock before closing: a forked child may still share the file.
+                fcntl.flock(file, fcntl.LOCK_UN)
+                os.close(file)
 
 
 class Environment:
@@ -133,39 +184,31 @@ class Environment:
         self.pid = os.getpid()
         self.users = 0
         self.lock = WriterLock(path)
-        self._gate = Gate()
-        self._write_mutex = threading.Lock()
-        self._thread = threading.local()
+        self.gate = Gate()
+        self.write_mutex = threading.Lock()
+        self.thread = threading.local()
         self.data_file: int | None = None
-        self._page_size = 0
-        self._inner: Any = None
+        self.page_size = 0
+        self.inner: Any = None
         self.writable = False  # whether the directory allows it
         self.rewritten = 0
         self.names_written: dict[str, object] = {}  # documents that this process is writing
         check_local(path)
 
-    def open(self, first: Callable[[Transaction], None] | None = None) -> None:
-        """Open what is there, or make the memory with its `first` content. Raises what
-        Database.open or Database.create raises.
+    def open(self, *, create: bool = False) -> None:
+        """Open what is there, or, to make a memory, what is empty. Raises what Database.open or
+        Database.create raises.
         """
-        try:
-            with nullcontext() if first is None else self.lock.held():
-                self._open(create=first is not None)
-                there = self._inner.stat()["entries"]
-                if first is not None and there:
-                    raise MemoryExists(
-                        f"{self.path} already holds a memory; open it, or name another directory"
-                    )
-                if first is None and not there:
-                    raise MemoryNotFound(
-                        f"{self.path} holds no whole memory (making it was interrupted); create "
-                        "it again"
-                    )
-                if first is not None:
-                    self.write(first)
-        except BaseException:
-            self.close()
-            raise
+        self._open(create=create)
+        there = self.inner.stat()["entries"]
+        if create and there:
+            raise MemoryExists(
+                f"{self.path} already holds a memory; open it, or name another directory"
+            )
+        if not create and not there:
+            raise MemoryNotFound(
+                f"{self.path} holds no whole memory (making it was interrupted); create it again"
+            )
 
     def _open(self, *, create: bool = False) -> None:
         data, lock = self.path / DATA, self.path / LOCK
@@ -184,7 +227,7 @@ class Environment:
             if locked:  # LMDB maps it: a page that finds no room would end the process
                 take_room(lock, _LOCK_BYTES, mode_of(data) or 0o600)
         with named_lmdb_errors(self.path):
-            self._inner = _open_lmdb(
+            self.inner = _open_lmdb(
                 self.path,
                 data,
                 max_readers=MAX_READERS,
@@ -193,13 +236,13 @@ class Environment:
                 mode=mode_of(data) or 0o600,
                 lock=locked,
             )
-            self._page_size = self._inner.stat()["psize"]
-            self._inner.reader_check()
+            self.page_size = self.inner.stat()["psize"]
+            self.inner.reader_check()
 
     @contextmanager
     def writer(self) -> Iterator[None]:
         """Hold the writer lock of the directory that was opened."""
-        if getattr(self._thread, "transaction", None) is not None:
+        if getattr(self.thread, "transaction", None) is not None:
             raise RuntimeError(
                 "writing inside a transaction of the same thread: end that one first"
             )
@@ -214,7 +257,7 @@ class Environment:
 
     def lies_at(self, path: Path) -> bool:
         """Is the open data file the one of the directory `path`? True where none is open."""
-        with self._gate.passed():  # not while another takes its place
+        with self.gate.passed():  # not while another takes its place
             return self.data_file is None or lies_at(path / DATA, self.data_file)
 
     def gone(self) -> MemoryNotFound:
@@ -231,100 +274,14 @@ class Environment:
 
     def close(self) -> None:
         # Forgotten first: after an interrupt that comes while one is closed nobody uses it again.
-        if self._inner is not None:
-            inner, self._inner = self._inner, None
+        if self.inner is not None:
+            inner, self.inner = self.inner, None
             inner.close()
         if self.data_file is not None:
             file, self.data_file = self.data_file, None
             os.close(file)
 
-    # Transactions
-
-    @contextmanager
-    def read(self) -> Iterator[Transaction]:
-        current: Transaction | None = getattr(self._thread, "transaction", None)
-        if current is not None:
-            yield current
-            return
-        with named_lmdb_errors(self.path):
-            inner = self._begin(write=False)
-            try:
-                while (tree := self._tree(seen := inner.id())) is None:
-                    inner.abort()
-                    inner = self._inner.begin(buffers=True)
-                    if inner.id() == seen:  # no two commits came in between
-                        raise CorruptMemory(
-                            f"{self.path}: the file was changed by something else while it was "
-                            "open, or damaged; close it, then run verify"
-                        )
-                self._thread.transaction = Transaction(inner, self.path, tree)
-                yield self._thread.transaction
-            finally:
-                self._thread.transaction = None
-                self._end(inner)
-
-    def _tree(self, transaction: int) -> Tree | None:
-        """The tables as a transaction sees them; None once two others have ended since. Raises
-        CorruptMemory.
-        """
-        assert self.data_file is not None
-        try:
-            meta = read_meta(self.data_file, transaction % 2 * self._page_size)
-        except OSError as error:
-            raise CorruptMemory(
-                f"{self.path} cannot be read ({error}); check the disk, then run verify"
-            ) from error
-        if meta is None or meta.transaction != transaction:
-            return None
-        return Tree(self.data_file, self._page_size, meta.root)
-
-    def write(self, work: Callable[[Transaction], T]) -> T:
-        with self._write_mutex, named_lmdb_errors(self.path):
-            inner = self._begin(write=True)
-            self._thread.transaction = Transaction(inner, self.path, None)
-            try:
-                result = work(self._thread.transaction)
-                inner.put(COMMIT, commit_record(inner.id()))
-                inner.commit()
-                return result
-            finally:
-                self._thread.transaction = None
-                self._end(inner)
-
-    def version(self) -> Version:
-        with self._gate.passed():
-            return Version(self.rewritten, self._inner.info()["last_txnid"])
-
-    def _begin(self, *, write: bool) -> Any:
-        """Pass the gate and begin; on any error the gate is left."""
-        reopened = False
-        while True:
-            self._gate.enter()
-            try:
-                return self._inner.begin(write=write, buffers=True)
-            # unusable after a failed write, reopening it had failed, or the file outgrew the map
-            except (lmdb.PanicError, lmdb.MapResizedError, AttributeError):
-                self._gate.leave()
-                if reopened:
-                    raise
-                reopened = True
-                with self._gate.alone():
-                    self._reopen()
-            except lmdb.ReadersFullError:
-                self._gate.leave()
-                if not self._inner.reader_check():  # none of them was dead
-                    raise
-            except BaseException:
-                self._gate.leave()
-                raise
-
-    def _end(self, inner: Any) -> None:
-        # a forked child that leaves the block would end its parent's transaction
-        if self.pid == os.getpid():
-            inner.abort()  # of a committed one: nothing
-            self._gate.leave()
-
-    def _reopen(self) -> None:
+    def reopen(self) -> None:
         """After a failure that leaves LMDB's environment unusable, though not the file, and for a
         file that has taken its place. Called alone.
         """
@@ -335,28 +292,25 @@ class Environment:
 
     def rewrite(self, change: Callable[[Transaction], T], before_switch: Callable[[], None]) -> T:
         """Put a new file in the place of this one, that holds what `change` leaves and no other
-        byte. Nothing is changed where that fails.
+        byte. Nothing is changed where that fails. Called with the writer lock and the write mutex.
         """
-        with self._write_mutex, named_lmdb_errors(self.path), named_os_errors(self.path):
-            with self.read():
-                pass  # reopened if need be
-            with self._gate.alone():
-                assert self.data_file is not None
-                lock_alone(self.data_file, self.path)
-                inner = self._inner.begin(write=True, buffers=True)
-                try:
-                    transaction = Transaction(inner, self.path, None)
-                    result = change(transaction)
-                    with replacement(self.path / DATA) as file:
-                        _fill(Path(file.name), transaction.entries(), self.path / DATA)
-                        self._sweep()
-                        before_switch()
-                    self.rewritten += 1
-                    sync_directory(self.path)
-                    return result
-                finally:
-                    inner.abort()
-                    self._reopen()  # also shares the file again
+        with named_lmdb_errors(self.path), named_os_errors(self.path), self.gate.alone():
+            assert self.data_file is not None
+            lock_alone(self.data_file, self.path)
+            inner = self.inner.begin(write=True, buffers=True)
+            try:
+                transaction = Transaction(inner, self.path, None)
+                result = change(transaction)
+                with replacement(self.path / DATA) as file:
+                    _fill(Path(file.name), transaction.entries(), self.path / DATA)
+                    self._sweep()
+                    before_switch()
+                self.rewritten += 1
+                sync_directory(self.path)
+                return result
+            finally:
+                inner.abort()
+                self.reopen()  # also shares the file again
 
 
 def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]], old: Path) -> None:

@@ -27,9 +27,8 @@ from xxhash import xxh3_64_digest
 from memstore.block import RecordKey
 from memstore.disk.format.codec import CODECS, Payload, floats_of, get_codec
 from memstore.disk.format.document import WriteId
-from memstore.disk.format.keys import read_record_key, record_key, record_range
 from memstore.disk.format.signature import Signature
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction, read_record_key, record_key, record_range
 from memstore.errors import CorruptBlock
 
 RECORD_FORMAT = 4

@@ -18,21 +18,21 @@ import msgspec
 from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document, WriteId
-from memstore.disk.format.keys import document_range, number_key, read_number_key
 from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
-from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Database, Transaction
+from memstore.disk.lmdb.transaction import document_range, number_key, read_number_key
 from memstore.disk.tables.block_table import BlockTable
-from memstore.disk.tables.passage_table import (
+from memstore.disk.tables.run_table import RunTable
+from memstore.disk.tables.texts import (
     Digest,
+    Passage,
     PassageCounts,
     PassageTable,
     StoredPassage,
+    TextTable,
     digest_of,
 )
-from memstore.disk.tables.run_table import RunTable
-from memstore.disk.tables.text_table import TextTable
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -44,7 +44,7 @@ from memstore.errors import (
 )
 
 FORMAT = 11
-_MOST_WRITES = 4096  # that are remembered
+_MOST_KNOWN = 4096  # rows, and writes, that are remembered
 _CHANGES = b"changes"  # in the table `meta`
 _KEPT = 200  # changes that are told; more would not lie in the page itself
 
@@ -126,6 +126,7 @@ class Catalog:
         self.runs = RunTable(self.signature.geometry, known.selector)
         self.texts = TextTable(self.signature.block_size)
         self._writes: dict[int, WriteId] = {}  # of documents, by number: they never change
+        self._rows: dict[int, tuple[bytes, Document]] = {}  # by number, with their bytes
 
     @classmethod
     def create(
@@ -229,7 +230,14 @@ class Catalog:
     def row(self, txn: Transaction, document: int) -> Document | None:
         """A document's row by id, or None."""
         value = txn.get_checked("documents", number_key(document))
-        return None if value is None else self._document(document, value)
+        if value is None:
+            return None
+        known = self._rows.get(document)
+        if known is None or known[0] != value:  # a row is not decoded for every question
+            if len(self._rows) >= _MOST_KNOWN:
+                self._rows.clear()
+            known = self._rows[document] = value, self._document(document, value)
+        return known[1]
 
     def put_document(self, txn: Transaction, document: Document) -> None:
         """Write a document's row, new or changed."""
@@ -244,7 +252,7 @@ class Catalog:
         if number > 0 and txn.view("documents", number_key(number)) is not None:
             write = self._writes.get(number)
             if write is None:  # a row is not read at every batch
-                if len(self._writes) >= _MOST_WRITES:
+                if len(self._writes) >= _MOST_KNOWN:
                     self._writes.clear()  # of documents that are gone, too
                 write = self._writes[number] = self.document(txn, number).write
             return write

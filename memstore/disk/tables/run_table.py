@@ -15,9 +15,15 @@ from typing import Any
 import numpy as np
 
 from memstore.block import Geometry
-from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
 from memstore.disk.format.runs import RUN_BLOCKS, BlockWords, IndexSpec, Kind, Run, joined, kinds_of
-from memstore.disk.lmdb.transaction import Transaction, ValuePart
+from memstore.disk.lmdb.transaction import (
+    Transaction,
+    ValuePart,
+    document_range,
+    read_run_key,
+    run_key,
+    run_range,
+)
 from memstore.errors import CorruptMemory
 
 _TABLE = "landmarks"

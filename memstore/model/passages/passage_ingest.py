@@ -19,7 +19,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from memstore.disk.format.citations import PAGE, Place, Places
-from memstore.disk.format.text_parts import Keep, Passage
+from memstore.disk.tables.texts import Keep, Passage
 from memstore.index.word_index import around
 from memstore.model.passages.passage_encoding import Encoded, encode
 from memstore.model.passages.repositioned_attention import PassageModel

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.runs import IndexSpec
-from memstore.disk.format.text_parts import Keep
+from memstore.disk.tables.texts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.index.block_rows import Scope
 from memstore.index.word_index import split_words

@@ -17,7 +17,7 @@ from memstore.block import BlockKey
 from memstore.devices import usable_device
 from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ReadOnlyMemory
 from memstore.index import Hits, LandmarkIndex

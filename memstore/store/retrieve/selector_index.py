@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import Kind, Run, kinds_of
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput
 from memstore.index.block_rows import Scope

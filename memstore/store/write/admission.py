@@ -17,7 +17,7 @@ from memstore.decode import check_settings as check_fields
 from memstore.disk.format.document import WRITE_BYTES, Document, IngestSettings
 from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput
 

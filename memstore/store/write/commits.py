@@ -13,7 +13,7 @@ from memstore.block import RecordKey
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import RUN_BLOCKS, Run, joined, run_of
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, StorageFull
 from memstore.store.write.chunk import Chunk

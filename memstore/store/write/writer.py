@@ -17,14 +17,12 @@ from memstore.block import BlockKey
 from memstore.closing import Closing
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import Run, Words, run_of
-from memstore.disk.format.text_parts import Passage
-from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import Digest
+from memstore.disk.tables.texts import Digest, Passage
 from memstore.errors import BudgetExceeded, CorruptMemory, StorageFull
 from memstore.store.retrieve.loading import load_recent
 from memstore.store.retrieve.retrieval import Retrieval
-from memstore.store.stored_text import read_passages
 from memstore.store.write import admission
 from memstore.store.write.chunk import Chunk, KeysValues, LayerBlocks, check_batch, check_chunk
 from memstore.store.write.commits import Commits
@@ -76,7 +74,7 @@ class DocumentWriter(Closing):
         with catalog.database.read() as txn:
             retrieval.load(txn, document)
             if document.of_passages:
-                last = read_passages(catalog, txn, document, max(0, document.blocks - 1))
+                last = catalog.texts.passages(txn, document, max(0, document.blocks - 1))
             else:
                 latest = self._commits.keep_from(document.blocks)
                 load_recent(retrieval.index, catalog, txn, document, latest)
