@@ -20,7 +20,6 @@ from torch import Tensor
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import RUN_BLOCKS, BlockWords, Run
-from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ObjectNotFound
 from memstore.index import token_lists
 from memstore.index.block_rows import Remembered, Scope
@@ -39,8 +38,6 @@ _AT_ONCE = 1 << 18  # tokens of documents that are read together
 
 # Errors that mean no more than that there are no lists; not that a store is unavailable.
 _UNUSABLE = Unusable, InvalidInput, OSError, CorruptMemory, ObjectNotFound
-
-Question = tuple[Tensor, Tensor, WordsBeside | None]  # q, weights, beside of Retrieval.shortlist
 
 _log = logging.getLogger("memstore")
 
@@ -73,20 +70,17 @@ class ListsDirectory:
 class FirstStage:
     """The lists of one memory's selector. Safe for several threads."""
 
-    def __init__(self, catalog: Catalog, place: ListsDirectory) -> None:
+    def __init__(self, selected: SelectorIndex, place: ListsDirectory) -> None:
         """place: where they are stored."""
-        assert catalog.index_spec is not None
-        self._spec, self._catalog, self._place = catalog.index_spec, catalog, place
+        self._spec, self._selected, self._place = selected.spec, selected, place
         self._possible = self._spec.width > 0 and self._spec.width % (2 * CODE) == 0
         self._opening = threading.Lock()
         self._listed: ListedPassages | None = None
         self._stamp: Hashable = None  # of what it was read from
 
-    def open(
-        self, rows: Mapping[int, Document], selected: SelectorIndex
-    ) -> "ListedPassages | None":
-        """The lists, if any, read again where others are stored by now, with their words. rows: the
-        memory's ready documents. Raises StoreUnavailable.
+    def open(self) -> "ListedPassages | None":
+        """The lists, if any, read again where others are stored by now, with their words. Raises
+        StoreUnavailable.
         """
         with self._opening:
             stamp = self._place.stamp
@@ -96,8 +90,7 @@ class FirstStage:
             try:
                 content, spec = self._place.content(), self._spec
                 lists = token_lists.decode(content, spec.digest, spec.width)
-                self._listed = ListedPassages(lists, self._catalog)
-                self._listed.give_words(selected, [*rows.values()])
+                self._listed = ListedPassages(lists, self._selected)
             except FileNotFoundError:
                 pass
             except _UNUSABLE as problem:
@@ -119,18 +112,21 @@ class FirstStage:
         listed = self._listed
         return 0 if listed is None else listed.lists.bytes
 
-    def due(self, rows: Mapping[int, Document]) -> bool:
+    def _there(self) -> dict[str, Document]:
+        return {row.name: row for row in [*self._selected.rows.values()]}
+
+    def due(self) -> bool:
         """Are lists to be made, or rebuilt?"""
-        there = {row.name: row for row in [*rows.values()]}
+        there = self._there()
         tokens = sum(row.tokens for row in there.values())
         if tokens < PAYING or not self._possible or not has_faiss():
             return False
         held = tokens_covered(self._covered(), there)
         return tokens - held >= max(PAYING, _NEW * held)
 
-    def tells_of_gone(self, rows: Mapping[int, Document]) -> bool:
+    def tells_of_gone(self) -> bool:
         """Are there lists that cannot be read, or of documents that are gone or have changed?"""
-        there, covered = {row.name: row for row in [*rows.values()]}, self._covered()
+        there, covered = self._there(), self._covered()
         gone = any(state_of(there.get(one.name)) != one.state for one in covered)
         return self._place.stamp is not None and (gone or not covered)
 
@@ -143,17 +139,15 @@ class FirstStage:
 
     # Building
 
-    def build(
-        self, rows: Mapping[int, Document], progress: Callable[[int, int], None] | None
-    ) -> dict[str, Any]:
-        """Make lists of these documents, all that are ready, but for those that change
-        concurrently, and store them; return what was made, nothing where that is impossible, or
-        would not pay. progress: called with (tokens done, tokens).
+    def build(self, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
+        """Make lists of all documents but those that change concurrently, and store them; return
+        what was made, nothing where that is impossible, or would not pay. progress: called with
+        (tokens done, tokens).
 
         Raises CorruptMemory, InvalidInput (FAISS is missing), StorageFull, ReadOnlyMemory,
         StoreUnavailable.
         """
-        documents = sorted((row for row in [*rows.values()] if row.blocks), key=lambda row: row.id)
+        documents = [row for _, row in sorted(self._selected.rows.items()) if row.blocks]
         tokens = sum(row.tokens for row in documents)
         if not self._possible or tokens < PAYING:
             return {}
@@ -187,7 +181,7 @@ class FirstStage:
         self, documents: list[Document], with_words: bool
     ) -> Iterator[tuple[Document, Run, BlockWords | None]]:
         """Token landmarks of unchanged documents, and their words."""
-        catalog, table = self._catalog, self._catalog.runs
+        catalog, table = self._selected.catalog, self._selected.table
         for rows in by_tokens(documents, _AT_ONCE):
             found: list[tuple[Document, Run, BlockWords | None]] = []
             with catalog.database.read() as txn:
@@ -217,14 +211,20 @@ class _Scope(NamedTuple):
 class ListedPassages:
     """Lists, and the documents of their passages that are unchanged. Safe for several threads."""
 
-    def __init__(self, lists: PassageLists, catalog: Catalog) -> None:
-        self.lists, self._catalog = lists, catalog
+    def __init__(self, lists: PassageLists, selected: SelectorIndex) -> None:
+        """selected: takes the words of unchanged documents from the lists."""
+        self.lists, self.selected = lists, selected
         self._blocks = np.array([one.blocks for one in lists.covered], np.int64)
         self._starts = np.cumsum(self._blocks) - self._blocks
         self._before = np.cumsum(lists.lengths) - lists.lengths  # tokens before each passage
         self._places = {(one.name, one.state): at for at, one in enumerate(lists.covered)}
         self._at: dict[int, int] = {}  # the same by number, which no other document gets
         self._scopes, self._lock = Remembered(), threading.Lock()
+        if lists.words is not None:
+            numbers = {self._place(row): row.id for row in [*selected.rows.values()]}
+            known = [(numbers.get(at), size) for at, size in enumerate(self._blocks.tolist())]
+            words = WordIndex.of(known, *lists.words)
+            selected.take_words(words, {n for n, _ in known if n is not None})
 
     def _place(self, row: Document | None) -> int | None:
         """Where a document is in the lists; None if it is not, or has changed."""
@@ -234,19 +234,10 @@ class ListedPassages:
         """Where documents [n] of a scope are in the lists, int64 [n]; -1: nowhere."""
         return np.array([self._at.get(number, -1) for number in documents.tolist()], np.int64)
 
-    def give_words(self, selected: SelectorIndex, rows: Iterable[Document]) -> None:
-        """Have a selector's index take the words of unchanged documents from the lists."""
-        if self.lists.words is not None:
-            numbers = {self._place(row): row.id for row in rows}
-            known = [(numbers.get(at), size) for at, size in enumerate(self._blocks.tolist())]
-            selected.take_words(
-                WordIndex.of(known, *self.lists.words), {n for n, _ in known if n is not None}
-            )
-
-    def _look(self, scope: Scope, rows: Mapping[int, Document]) -> _Scope:
+    def _look(self, scope: Scope) -> _Scope:
         order, rest = np.full(len(self._blocks), -1), []
         for number, run in enumerate(scope):
-            place = self._place(rows.get(run[0]))
+            place = self._place(self.selected.rows.get(run[0]))
             if place is not None and run[1:] == (0, self._blocks[place]):
                 order[place], self._at[run[0]] = number, place
             else:
@@ -256,22 +247,18 @@ class ListedPassages:
         return _Scope(None if inside.all() else inside, order, rest, tokens)
 
     def shortlist(
-        self,
-        question: Question,
-        scope: Scope,
-        selected: SelectorIndex,
-        rows: Mapping[int, Document],
+        self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None
     ) -> "Shortlist | None":
-        """See Retrieval.shortlist; rows: the memory's ready documents. None where the passages are
-        too few, and all of them are worth an exact score. Raises what a search of words raises.
+        """See Retrieval.shortlist. None where the passages are too few, and all of them are worth
+        an exact score. Raises what a search of words raises.
         """
         with self._lock:
-            within: _Scope = self._scopes.get(scope, lambda: self._look(scope, rows))
+            within: _Scope = self._scopes.get(scope, lambda: self._look(scope))
         if within.tokens < PAYING:
             return None
-        (q, weights, beside), added, of_words = question, None, None
+        added = of_words = None
         if beside is not None:
-            rare = selected.rare(beside.words, scope)
+            rare = self.selected.rare(beside.words, scope)
             mean, deviation = of_words = rare.spread
             at = self.find(rare.documents)
             adds = beside.weight * (rare.scores - mean) / max(deviation, 1e-6)
@@ -284,7 +271,7 @@ class ListedPassages:
         places = zip(within.order[at].tolist(), (proposed - self._starts[at]).tolist())
         runs = [(place, (scope[place][0], block, block + 1)) for place, block in places]
         found = [run for _, run in sorted(runs + within.rest)]
-        return Shortlist(found, spread, of_words, selected, self, scope)
+        return Shortlist(found, spread, of_words, self, scope)
 
     def maxima(self, q: Tensor, documents: np.ndarray, blocks: np.ndarray) -> Tensor:
         """As SelectorIndex.token_maxima, of single blocks [n] of documents [n] in the lists, whose
@@ -296,16 +283,16 @@ class ListedPassages:
         of_run = np.minimum(each, self._starts[at] + self._blocks[at] - first)
         before = self._before[rows] - self._before[first]
         columns = documents, blocks, of_run, before, lists.lengths[rows], lists.digests[rows]
-        with self._catalog.database.read() as txn:
-            landmarks = self._catalog.runs.token_landmarks(txn, *columns)
+        with self.selected.catalog.database.read() as txn:
+            landmarks = self.selected.catalog.runs.token_landmarks(txn, *columns)
             if landmarks is None:
                 for number in {*documents.tolist()}:
-                    if self._place(self._catalog.row(txn, number)) != self._at[number]:
+                    if self._place(self.selected.catalog.row(txn, number)) != self._at[number]:
                         raise DocumentNotFound(
                             f"document {number} was forgotten or changed; look at the memory's "
                             "documents again"
                         )
-                where = self._catalog.database.path
+                where = self.selected.catalog.database.path
                 raise CorruptMemory(f"{where}: token landmarks are missing or damaged; run verify")
         found = TokenIndex(landmarks.shape[1])
         found.add(1, torch.from_numpy(landmarks), lists.lengths[rows])
@@ -321,7 +308,6 @@ class Shortlist:
     # those of word_scores; None: of a question without words
     spread: tuple[float, float]
     word_spread: tuple[float, float] | None
-    _selected: SelectorIndex
     _listed: ListedPassages
     _whole: Scope
 
@@ -343,12 +329,12 @@ class Shortlist:
             out[:, torch.from_numpy(known)] = self._listed.maxima(q, *of_lists)
         if not known.all():
             rest = [scope[number] for number in np.flatnonzero(~listed).tolist()]
-            out[:, torch.from_numpy(~known)] = self._selected.token_maxima(q, rest)
+            out[:, torch.from_numpy(~known)] = self._listed.selected.token_maxima(q, rest)
         return out
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         """As SelectorIndex.word_scores, with rarity and lengths counted in the whole scope."""
-        return self._selected.word_scores(words, scope, self._whole)
+        return self._listed.selected.word_scores(words, scope, self._whole)
 
 
 def state_of(row: Document | None) -> bytes:

@@ -48,7 +48,9 @@ class Retrieval:
         self._loaded: dict[int, Document] = {}
         # of a memory with a selector: what that searches
         self.selected = None if selector is None else SelectorIndex(catalog, self._loaded)
-        self._first_stage = None if selector is None else _first_stage(catalog)
+        self._first_stage = None
+        if self.selected is not None:
+            self._first_stage = FirstStage(self.selected, _lists_of(catalog))
         dtype = torch_dtype(signature.kv_dtype)
         self._catalog = catalog
         self.index = LandmarkIndex(
@@ -126,12 +128,8 @@ class Retrieval:
         q: float32 [T, width]; weights: float32 [T], which sum to 1; beside: words that count, too.
         Raises CorruptMemory.
         """
-        if self.selected is None or self._first_stage is None:
-            return None
-        listed = self._first_stage.open(self._loaded, self.selected)
-        if listed is None:
-            return None
-        return listed.shortlist((q, weights, beside), scope, self.selected, self._loaded)
+        listed = None if self._first_stage is None else self._first_stage.open()
+        return None if listed is None else listed.shortlist(q, weights, scope, beside)
 
     def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
         """Under which number and block the units of blocks (document, block) are leased: those of a
@@ -295,7 +293,7 @@ class Retrieval:
         """See MemoryStore.update_index."""
         written = self._catalog.source is not None or not self._catalog.database.read_only
         if self._first_stage is not None:
-            return written and self._first_stage.due(self._loaded)
+            return written and self._first_stage.due()
         if self._catalog.source is not None or self.index.kind == "packed":
             return False
         return written and self.index.due(self._catalog.signature.memory_layers)
@@ -310,11 +308,11 @@ class Retrieval:
             return self._building_index().build(
                 self._catalog.signature.memory_layers, top_k, progress
             )
-        return self._first_stage.build(self._loaded, progress)
+        return self._first_stage.build(progress)
 
     def tells_of_gone(self) -> bool:
         """Do the stored lists cover documents that are gone or have changed?"""
-        return self._first_stage is not None and self._first_stage.tells_of_gone(self._loaded)
+        return self._first_stage is not None and self._first_stage.tells_of_gone()
 
     def _building_index(self) -> LandmarkIndex:
         """The index. Raises InvalidInput for one that builds nothing."""
@@ -338,10 +336,10 @@ class Retrieval:
         }
 
 
-def _first_stage(catalog: Catalog) -> FirstStage:
-    """Of a memory that has a selector; lists lie beside it, or where it is published."""
+def _lists_of(catalog: Catalog) -> ListsDirectory:
+    """Where the lists of a memory lie: beside it, or where it is published."""
     if catalog.source is None:
-        return FirstStage(catalog, ListsDirectory(catalog.database.path / INDEX))
+        return ListsDirectory(catalog.database.path / INDEX)
     from memstore.store.retrieve.published_lists import PublishedLists
 
-    return FirstStage(catalog, PublishedLists(cast(Any, catalog.database)))
+    return PublishedLists(cast(Any, catalog.database))

@@ -33,12 +33,12 @@ class SelectorIndex:
         """
         spec = catalog.runs.spec
         assert spec is not None
-        self.table, self.spec, self._catalog = catalog.runs, spec, catalog
+        self.table, self.spec, self.catalog = catalog.runs, spec, catalog
         self._tokens = TokenIndex(spec.width)
         self._words = WordIndex()
         self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
         self._lock = threading.RLock()
-        self._rows = rows
+        self.rows = rows
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """How near the nearest token of each block comes to each row: the greatest product of q [R,
@@ -101,7 +101,7 @@ class SelectorIndex:
         if kind not in self._held:
             what = "token landmarks" if kind == "token" else "words"
             raise InvalidInput(f"selector {self.spec.name} keeps no {what}; ask another way")
-        catalog = self._catalog
+        catalog = self.catalog
         with self._lock:
             wanted = {document for document, _, _ in scope}
             if wanted <= self._held[kind]:
@@ -111,7 +111,7 @@ class SelectorIndex:
             missing = {each: wanted - self._held[each] for each in kinds}
             with catalog.database.read() as txn:
                 numbers = sorted(set().union(*missing.values()))
-                rows = [self._rows.get(n) or _ready(catalog, txn, n) for n in numbers]
+                rows = [self.rows.get(n) or _ready(catalog, txn, n) for n in numbers]
             tokens = [row.tokens for row in rows if row.id in missing.get("token", ())]
             if len(tokens) > 1:
                 self._tokens.reserve(sum(tokens))
