@@ -226,7 +226,6 @@ class MemoryStore(Closing):
     def lease(self, units: Sequence[BlockKey]) -> "Lease":
         """Slots of the top tier that hold these units (repeats allowed) until the lease is
         released; of blocks of documents under the numbers that `Retrieval.stored_at` returns.
-
         Raises BudgetExceeded (its `fits` says how many distinct units would fit), DocumentNotFound,
         CorruptBlock.
         """
@@ -308,8 +307,7 @@ class MemoryStore(Closing):
         """Content tokens `first` to `end` of a document without passages (by name or id), and where
         their characters begin. Raises DocumentNotFound, CorruptMemory.
         """
-        read = self._catalog.texts.tokens
-        return self._read(document, lambda txn, row: read(txn, row, first, end))
+        return self._read(document, self._catalog.texts.tokens, first, end)
 
     def passages(
         self, document: str | int, first: int = 0, end: int | None = None
@@ -317,10 +315,9 @@ class MemoryStore(Closing):
         """Passages `first` to `end` of a document (by name or id), a block each. Raises
         DocumentNotFound, CorruptMemory, InvalidInput for a document without passages.
         """
-        read = self._catalog.texts.passages
-        return self._read(document, lambda txn, row: read(txn, row, first, end))
+        return self._read(document, self._catalog.texts.passages, first, end)
 
-    def _read(self, document: str | int, read: Callable[[Transaction, Document], T]) -> T:
+    def _read(self, document: str | int, read: Callable[..., T], *span: int | None) -> T:
         """What is read of a document in one transaction. Raises DocumentNotFound."""
         self._check_open()
         catalog = self._catalog
@@ -330,7 +327,7 @@ class MemoryStore(Closing):
                 named = isinstance(document, str)
                 row = catalog.row(txn, number) if named else catalog.document(txn, number)
                 if row is not None:
-                    return read(txn, row)
+                    return read(txn, row, *span)
 
     # Writing documents
 
@@ -420,9 +417,8 @@ class MemoryStore(Closing):
 
     def compact(self) -> tuple[int, int]:
         """Rewrite the file without the room, and the bytes, that forgotten documents left; return
-        its bytes before and after.
-
-        Needs the memory to itself. Raises MemoryLocked, StorageFull, ReadOnlyMemory.
+        its bytes before and after. Needs the memory to itself. Raises MemoryLocked, StorageFull,
+        ReadOnlyMemory.
         """
         committed = self.writable()
         database = committed.catalog.database
