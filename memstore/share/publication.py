@@ -71,11 +71,10 @@ class Snapshot:
         return None if table == "meta" else self._table(table, key).get(key)
 
     def scan_checked(
-        self, table: str, start: bytes, end: bytes | None = None, *, ahead: bool = False
+        self, table: str, start: bytes, end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of the document of `start`, from key `start` to before `end`, in order.
-        ahead: without effect; all values of a document are read with the first. Raises
-        CorruptMemory, StoreUnavailable.
+        """Keys and values of the document of `start`, from key `start` to before `end`, in order;
+        all values of a document are read with the first. Raises CorruptMemory, StoreUnavailable.
         """
         values = self._table(table, start)
         for key in sorted(values):

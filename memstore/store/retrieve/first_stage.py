@@ -62,6 +62,13 @@ class ListsDirectory:
         """The stored file, uint8; header: its header is enough."""
         return content_of(self._file)
 
+    def covered(self, digest: str) -> list[Covered]:
+        """The documents of lists of this selector that can be read; else none."""
+        try:
+            return covered_by(self.content(header=True), digest)
+        except _UNUSABLE:
+            return []
+
     def write(self, lists: PassageLists) -> int:
         """Replace the lists; return their bytes. Raises StorageFull, ReadOnlyMemory."""
         return write_file(self._file, lists.encode())
@@ -121,21 +128,14 @@ class FirstStage:
         tokens = sum(row.tokens for row in there.values())
         if tokens < PAYING or not self._possible or not has_faiss():
             return False
-        held = tokens_covered(self._covered(), there)
+        held = tokens_covered(self._place.covered(self._spec.digest), there)
         return tokens - held >= max(PAYING, _NEW * held)
 
     def tells_of_gone(self) -> bool:
         """Are there lists that cannot be read, or of documents that are gone or have changed?"""
-        there, covered = self._there(), self._covered()
+        there, covered = self._there(), self._place.covered(self._spec.digest)
         gone = any(state_of(there.get(one.name)) != one.state for one in covered)
         return self._place.stamp is not None and (gone or not covered)
-
-    def _covered(self) -> list[Covered]:
-        """The documents of lists that can be read."""
-        try:
-            return covered_by(self._place.content(header=True), self._spec.digest)
-        except _UNUSABLE:
-            return []
 
     # Building
 

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound, WrongModel
+from memstore.errors import InvalidInput, ObjectNotFound, WrongModel
 from memstore.index.index_file import Parts, Unusable, decode_file, decode_header
 from memstore.index.token_lists import FILE, PassageLists, covered_by
 from memstore.share.contents import Place
@@ -70,10 +70,7 @@ def carry(directory: ListsDirectory, objects: ObjectStore, digest: str) -> None:
         return
     with closing(PublishedDatabase(objects)) as database:
         there = {entry.row.name: entry.row for entry in database.state.published.values()}
-        try:
-            published = covered_by(PublishedLists(database).content(header=True), digest)
-        except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
-            published = []
+        published = PublishedLists(database).covered(digest)
     if any(state_of(there.get(one.name)) != one.state for one in own):
         return  # lists must not reveal documents that are not published
     if tokens_covered(own, there) > tokens_covered(published, there):
