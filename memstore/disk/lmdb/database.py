@@ -14,9 +14,15 @@ import lmdb
 
 from memstore.closing import Closing
 from memstore.disk.files import DATA, OWN_NAMES, named_os_errors, occupy_standard_streams
-from memstore.disk.lmdb.environment import Environment, named_lmdb_errors
+from memstore.disk.lmdb.environment import Environment
 from memstore.disk.lmdb.pages import Tree, read_meta
-from memstore.disk.lmdb.transaction import COMMIT, Transaction, Version, commit_record
+from memstore.disk.lmdb.transaction import (
+    COMMIT,
+    Transaction,
+    Version,
+    commit_record,
+    named_lmdb_errors,
+)
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,

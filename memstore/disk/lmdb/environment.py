@@ -6,7 +6,6 @@ is unusable in a forked child, which cannot open that directory either (a spawne
 one forked before the directory was opened). Every commit reaches the disk before it returns.
 """
 
-import errno
 import fcntl
 import os
 import resource
@@ -22,8 +21,6 @@ from memstore.disk.files import (
     DATA,
     INDEX,
     LOCK,
-    NO_PERMISSION,
-    NO_SPACE,
     WRITER,
     check_local,
     check_one_name,
@@ -34,22 +31,20 @@ from memstore.disk.files import (
     open_regular,
     replacement,
     share,
-    storage_full,
     sweep,
     sync_directory,
     take_room,
 )
 from memstore.disk.lmdb.meta_pages import check_file
-from memstore.disk.lmdb.transaction import COMMIT, Gate, Transaction, commit_record
-from memstore.errors import (
-    CorruptMemory,
-    MemoryExists,
-    MemoryLocked,
-    MemoryNotFound,
-    MemstoreError,
-    ReadOnlyMemory,
-    StorageFull,
+from memstore.disk.lmdb.transaction import (
+    COMMIT,
+    MAX_READERS,
+    Gate,
+    Transaction,
+    commit_record,
+    named_lmdb_errors,
 )
+from memstore.errors import MemoryExists, MemoryLocked, MemoryNotFound
 
 T = TypeVar("T")
 
@@ -57,46 +52,8 @@ T = TypeVar("T")
 # all of its memories.
 MAP_BYTES = 1 << 38
 _LEAST_MAP = 1 << 24
-MAX_READERS = 512
 _LOCK_BYTES = 64 * (MAX_READERS + 2)  # of LMDB's lock file
 _FILLED = 16 << 20  # bytes of a transaction that fills a new file
-
-
-@contextmanager
-def named_lmdb_errors(path: Path) -> Iterator[None]:
-    """What LMDB says of the memory in `path`, as errors that say what to do."""
-    try:
-        yield
-    except lmdb.Error as error:
-        raise _named(path, error) from error
-
-
-def _named(path: Path, error: lmdb.Error) -> MemstoreError:
-    text = str(error)
-    if isinstance(error, lmdb.MapFullError):
-        return StorageFull(
-            f"{path} has filled what this process mapped of it; run the command again, which maps "
-            "more and resumes, or raise the limit of address space (ulimit -v)"
-        )
-    if isinstance(error, lmdb.DiskError) or any(
-        os.strerror(code) in text for code in (*NO_SPACE, errno.EIO)
-    ):
-        # LMDB reports a short write, which is how a disk fills up, as an input/output error.
-        return storage_full(path, text)
-    if isinstance(error, lmdb.MemoryError):
-        return StorageFull(
-            f"{path} could not be mapped ({text}): this process may not have more address space; "
-            "raise the limit (ulimit -v)"
-        )
-    if isinstance(error, lmdb.ReadonlyError) or any(
-        os.strerror(code) in text for code in NO_PERMISSION
-    ):
-        return ReadOnlyMemory(f"{path} cannot be used ({text}); check its permissions")
-    if isinstance(error, lmdb.ReadersFullError):
-        return MemoryLocked(
-            f"{path} has {MAX_READERS} readers already; try again when some are done"
-        )
-    return CorruptMemory(f"{path} cannot be read ({text}); run verify, or restore it from a copy")
 
 
 def _open_lmdb(path: Path, data: Path, **options: Any) -> Any:

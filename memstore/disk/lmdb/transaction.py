@@ -5,6 +5,8 @@ table. Records come last, so that an ingest appends. Keys are big-endian, so tha
 order of ingest and of locality.
 """
 
+import errno
+import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,15 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lmdb
 from xxhash import xxh3_64_intdigest
 
 from memstore.block import RecordKey
+from memstore.disk.files import NO_PERMISSION, NO_SPACE, storage_full
 from memstore.disk.lmdb.pages import Extent, Tree
-from memstore.errors import CorruptMemory
+from memstore.errors import CorruptMemory, MemoryLocked, MemstoreError, ReadOnlyMemory, StorageFull
 
 _NAMES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
 TABLES = {name: bytes([number]) for number, name in enumerate(_NAMES)}  # the byte of each
 COMMIT = TABLES["meta"] + b"commit"  # the key of the record of a commit
+MAX_READERS = 512
 _CHECKSUM = 8  # bytes before a value that has one
 
 
@@ -69,6 +74,43 @@ class Gate:
             finally:
                 self._shut = False
                 self._changed.notify_all()
+
+
+@contextmanager
+def named_lmdb_errors(path: Path) -> Iterator[None]:
+    """What LMDB says of the memory in `path`, as errors that say what to do."""
+    try:
+        yield
+    except lmdb.Error as error:
+        raise _named(path, error) from error
+
+
+def _named(path: Path, error: lmdb.Error) -> MemstoreError:
+    text = str(error)
+    if isinstance(error, lmdb.MapFullError):
+        return StorageFull(
+            f"{path} has filled what this process mapped of it; run the command again, which maps "
+            "more and resumes, or raise the limit of address space (ulimit -v)"
+        )
+    if isinstance(error, lmdb.DiskError) or any(
+        os.strerror(code) in text for code in (*NO_SPACE, errno.EIO)
+    ):
+        # LMDB reports a short write, which is how a disk fills up, as an input/output error.
+        return storage_full(path, text)
+    if isinstance(error, lmdb.MemoryError):
+        return StorageFull(
+            f"{path} could not be mapped ({text}): this process may not have more address space; "
+            "raise the limit (ulimit -v)"
+        )
+    if isinstance(error, lmdb.ReadonlyError) or any(
+        os.strerror(code) in text for code in NO_PERMISSION
+    ):
+        return ReadOnlyMemory(f"{path} cannot be used ({text}); check its permissions")
+    if isinstance(error, lmdb.ReadersFullError):
+        return MemoryLocked(
+            f"{path} has {MAX_READERS} readers already; try again when some are done"
+        )
+    return CorruptMemory(f"{path} cannot be read ({text}); run verify, or restore it from a copy")
 
 
 class ValuePart(NamedTuple):
