@@ -260,7 +260,7 @@ class Database(Closing):
         the new one is there, `change` and all. Raises MemoryLocked (another process has it open),
         StorageFull, ReadOnlyMemory, MemoryClosed, CorruptMemory.
         """
-        work = change or (lambda transaction: None)
+        work: Callable[[Transaction], T | None] = change or (lambda transaction: None)
         with self.writer(), self._environment.write_mutex:
             with self.read():
                 pass  # reopened if need be
