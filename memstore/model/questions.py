@@ -208,9 +208,8 @@ def _in_place(rest: str, body: str) -> tuple[str, int, int]:
     first, length = rest.split()[0].lower(), len(body)
     if _PREPOSITION.fullmatch(first):
         same = [one for one in _PREPOSITION.finditer(body) if one[0].lower() == first]
-        if not same:
-            return rest, length, length
-        return rest, same[-1].start(), _phrase_end(body, same[-1].end())
+        if same:
+            return rest, same[-1].start(), _phrase_end(body, same[-1].end())
     code, one = _CODE.search(rest), _ONE.fullmatch(rest)
     if code:
         like = [at for at in _CODE.finditer(body) if at[1].lower() == code[1].lower()]

@@ -143,7 +143,7 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(learned, tmp
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_a_follow_up_is_searched_by_what_it_stands_for(learned, tmp_path, monkeypatch, told):
+def test_a_follow_up_is_read_as_what_it_stands_for(learned, tmp_path, monkeypatch, told):
     seen = []
     scores = type(learned.selector).scores
 
@@ -159,6 +159,7 @@ def test_a_follow_up_is_searched_by_what_it_stands_for(learned, tmp_path, monkey
             session.ask("Where is the red kettle?", lambda: None)
         session.ask("And the grey ladder?", lambda: None)
         assert seen[-1].text == "Where is the grey ladder?" and seen[-1].before is None
+        assert "Where is the grey ladder?" in learned.tokenizer.decode(session._local.ids)
         session.ask("How long is it?", lambda: None)
         assert seen[-1].text == "How long is it?"
         before = seen[-1].before

@@ -163,7 +163,7 @@ def test_long_messages_are_read_in_bounded_time() -> None:
 @pytest.mark.parametrize(
     "before, question, meant",
     [
-        ("How heavy is the CP-40?", "And of the CP-60?", "How heavy is the CP-40 of the CP-60?"),
+        ("How heavy is the CP-40?", "And of the CP-60?", "How heavy is the CP-60?"),
         ("What is the power of the CP-40?", "And of the CP-60?", "What is the power of the CP-60?"),
         ("What does error E1 of it mean?", "What about E3?", "What does error E3 of it mean?"),
         ("How many people work in Lyon?", "And in Leeds?", "How many people work in Leeds?"),

@@ -96,10 +96,11 @@ class PassageSession(AskSession):
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
+        asked, question = asks(question), self._meant(question)
         ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
         judged: Refusal | None = None
         if self._retrieve and self._scope:
-            if asks(question):
+            if asked:
                 self._choose_for(question, ids, words)
                 judged = self.reader.refusal
             else:  # what is read now stays: "make that shorter" is about it
@@ -135,19 +136,26 @@ class PassageSession(AskSession):
         return None if states is None else states[-1]
 
     def _choose_for(self, message: str, ids: Sequence[int], words: range) -> None:
-        """Choose passages by the question in a message; ids: of its turn, `words` those typed. One
-        that goes on from the question before it is searched for as what it stands for.
-        """
-        before, query = self._asked, resolved(query_of(message), self._asked)
-        query = spelled_as_held(self.reader, self.store, self._scope, query)
+        """Choose passages by the question in a message; ids: of its turn, `words` those typed."""
+        before = self._asked
+        query = spelled_as_held(self.reader, self.store, self._scope, query_of(message))
         if query != message.strip():
             ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
         self._asked = query
         self.choose(query, ids, words, before if leans(query) else "")
 
+    def _meant(self, message: str) -> str:
+        """A message as the model reads it: a follow-up that is no sentence as the question that it
+        stands for, because doubt was fitted on whole questions.
+        """
+        query = query_of(message)
+        meant = resolved(query, self._asked)
+        return message if meant == query else meant
+
     def tell(self, question: str, answer: str) -> int:
-        if asks(question):
-            self._asked = resolved(query_of(question), self._asked)
+        asked, question = asks(question), self._meant(question)
+        if asked:
+            self._asked = query_of(question)
         ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
         ids = [*ids, *self.reader.tokenizer.encode(answer)]
         self.feed(ids)
