@@ -6,7 +6,7 @@ files are forgotten.
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ INGEST_BUDGET = 128 << 20
     "memstore ingest book.txt",
     "memstore ingest notes.txt --name diary --replace",
     "memstore ingest papers --sync --label team=research",
-    "memstore ingest library --model smollm2",
+    "memstore ingest library --exclude '*.log' --exclude node_modules",
     "memstore ingest library --to s3://team/library",
     interrupted="interrupted; what was read is stored, and the same command resumes",
 )
@@ -67,6 +67,10 @@ def ingest(
     sync: Annotated[
         bool, flag("--sync", "Remove documents of these folders whose files are gone.")
     ] = False,
+    exclude: Annotated[
+        list[str] | None,
+        option("--exclude", "PATTERN", "Leave out files or folders of this name (repeatable)."),
+    ] = None,
     replace: Annotated[bool, flag("--replace", "Replace a document of the same name.")] = False,
     label: Annotated[
         list[str] | None, option("--label", "KEY=VALUE", "Label of these documents (repeatable).")
@@ -104,7 +108,8 @@ def ingest(
     """Read documents into a memory; create the memory if it does not exist.
 
     The same text again changes nothing, and an interrupted ingest resumes. A file that cannot be
-    read is reported, and the others are read (exit status 1).
+    read is reported, and the others are read (exit status 1). Of folders hidden files and folders,
+    such as .git, are left out; --exclude '*.log' --exclude 'drafts/*' leaves out more.
     """
     labels = _labels(label)
     for option_name, given in (("--sync", sync), ("--label", labels)):
@@ -113,7 +118,7 @@ def ingest(
     if to is None and address is not None:
         raise typer.BadParameter("--address goes with --to")
     mode: Mode = "replace" if replace else "new"
-    found = _find(paths, name, sync, without=None if to else store)
+    found = _find(paths, name, sync, None if to else store, exclude or ())
     if not found.files:  # refused before a model is loaded or a memory created
         for error in found.refused[:-1]:
             console.report(error)
@@ -168,9 +173,7 @@ def _note_adapter(model: "ModelAPI", keep: str | None) -> None:
 
 
 def _labels(given: list[str] | None) -> dict[str, Any] | None:
-    """Labels of KEY=VALUE: numbers, true, false and null are values, anything else is text. Raises
-    typer.BadParameter.
-    """
+    """Labels of KEY=VALUE; VALUE may be JSON's number or constant. Raises typer.BadParameter."""
     from memstore.decode import from_json
 
     labels = dict[str, Any]()
@@ -185,16 +188,15 @@ def _labels(given: list[str] | None) -> dict[str, Any] | None:
     return labels or None
 
 
-def _find(paths: list[str], name: str | None, sync: bool, without: Path | None) -> "Files":
+def _find(
+    paths: list[str], name: str | None, sync: bool, without: Path | None, exclude: Sequence[str]
+) -> "Files":
     """The files to read. Raises typer.BadParameter for options that do not go with them."""
     from memstore.documents.folder import find
 
-    one_name = typer.BadParameter("--name is for one PATH; several are named after their files")
     if name is not None and len(paths) > 1:
-        raise one_name
-    found = find(paths, name=name, without=without)
-    if name is not None and len(found.files) > 1 and not found.folders:
-        raise one_name
+        raise typer.BadParameter("--name is for one PATH; several are named after their files")
+    found = find(paths, name=name, without=without, exclude=exclude)
     if sync and not found.folders and not found.refused:
         raise typer.BadParameter("--sync is for folders: name one")
     return found
@@ -277,12 +279,14 @@ class _FileIngest:
         with console.waiting(f"{which}{text.name}") as show:
 
             def progress(at: "IngestProgress") -> None:
-                if not seen and at.characters < at.total_characters and not which:
+                first, seen[:] = not seen, [at]
+                if at.characters >= at.total_characters:
+                    return  # the line of the result follows
+                if first and not which:
                     console.note(
                         f"{name}: {at.tokens_per_second:,.0f} tokens a second, about "
                         f"{console.duration(at.seconds_left)} to go"
                     )
-                seen[:] = [at]
                 share = 100 * at.characters // max(at.total_characters, 1)
                 seconds = time.monotonic() - began
                 show(f"{which}{name}: {share}% read, {at.tokens:,} tokens, {seconds:.0f} s")
@@ -303,9 +307,7 @@ class _FileIngest:
             console.say(_result_line(result))
 
     def forget_lost(self, found: "Files") -> None:
-        """Forget the documents of folders whose files are gone, but none of a folder without any
-        file.
-        """
+        """Forget documents whose files are gone, but none of a folder without any file."""
         from memstore.documents.folder import Source
 
         for folder in found.folders:
@@ -386,9 +388,7 @@ def _ingest_with_ray(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Read files on a Ray cluster, and publish them. Raises typer.Exit if a file was
-    refused.
-    """
+    """Read files on a Ray cluster, and publish them. Raises typer.Exit for a refused file."""
     from memstore.documents.folder import STDIN
     from memstore.library import library_ingest
     from memstore.library.ray_engine import RayEngine

@@ -107,15 +107,22 @@ class Files:
     refused: list[MemstoreError] = field(default_factory=list)  # what cannot be read, and why
 
 
-def find(paths: Iterable[str], *, name: str | None = None, without: Path | None = None) -> Files:
+def find(
+    paths: Iterable[str],
+    *,
+    name: str | None = None,
+    without: Path | None = None,
+    exclude: Iterable[str] = (),
+) -> Files:
     """The files of paths, of folders and of patterns such as "notes/**/*.md"; "-" is
     standard input.
 
     name: of the document of one file; of a folder's documents the first part. Otherwise a file
     that is named by itself is called by its name, and one of a folder by its path in it. without:
-    a folder whose files are left out. Raises nothing: see Files.refused.
+    a folder whose files are left out. exclude: patterns (fnmatch) of names, or of paths in the
+    folder, of files and folders that are left out. Raises nothing: see Files.refused.
     """
-    found = Files()
+    found, excluded = Files(), [end for end in exclude if Path(end).parts]
     named = dict[str, Path]()
     for path in paths:
         try:
@@ -124,6 +131,9 @@ def find(paths: Iterable[str], *, name: str | None = None, without: Path | None 
             found.refused.append(error)
             continue
         for file in files:
+            inside = Path(file.file or file.path.name)
+            if any(one.match(end) for one in (inside, *inside.parents) for end in excluded):
+                continue
             first = named.setdefault(file.name, file.path)
             if first is file.path:
                 found.files.append(file)

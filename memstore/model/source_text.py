@@ -154,11 +154,12 @@ def ingest(
     if writer is None:
         return _described(store, text)
     with writer:
-        began, resumed, total = time.perf_counter(), writer.tokens, len(text.content)
+        # the white space at the end of a text belongs to no passage
+        began, resumed, total = time.perf_counter(), writer.tokens, len(text.content.rstrip())
         first: int | None = None
         freed = writer.tokens
         for before, done in read(writer):
-            first = before if first is None else first
+            first, done = before if first is None else first, min(done, total)
             seconds = time.perf_counter() - began
             left = seconds * (total - done) / max(1, done - first)
             if writer.tokens - freed >= _FREED_EVERY:

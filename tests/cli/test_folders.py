@@ -82,6 +82,9 @@ def test_documents_of_a_folder_are_named_by_their_relative_paths(
     assert (again.status, again.out) == (0, "4 files: 4 unchanged\n")
     prefixed = read_in(tmp_path / "p", notes / "sub", "--name", "work")
     assert list(prefixed) == ["work/a.txt", "work/deep/c.txt"]
+    found = find([str(notes), str(notes / "b.txt")], exclude=["deep", "sub/a.*", "b.txt", "", "."])
+    assert [file.name for file in found.files] == ["a.txt"]
+    assert len(read_in(tmp_path / "x", notes, "--exclude", "sub", "--exclude", "b*")) == 1
 
 
 def test_only_changed_files_are_read_again(tmp_path: Path, conversions: list[str]) -> None:
@@ -94,11 +97,8 @@ def test_only_changed_files_are_read_again(tmp_path: Path, conversions: list[str
     conversions.clear()
     os.utime(pages / "b.html")  # touched, and no more
     write(pages / "c.html", made.html([Section(1, "Page c", ["Other words."])]))
-    assert read_in(store, pages) == {
-        "a.html": "unchanged",
-        "b.html": "unchanged",
-        "c.html": "replaced",
-    }
+    unchanged = dict.fromkeys(("a.html", "b.html"), "unchanged")
+    assert read_in(store, pages) == unchanged | {"c.html": "replaced"}
     assert conversions == ["c.html"]
     with MemoryStore.open(store, read_only=True) as memory:
         assert memory.document("c.html").places.at(0, 4) == "Page c"
@@ -116,13 +116,8 @@ def test_sync_forgets_deleted_files_of_that_folder_only(notes: Path, tmp_path: P
     plain.unlink()
     assert "sub/a.txt" not in read_in(store, notes)  # it was not asked for
     states = read_in(store, notes, "--sync")
-    assert states == {
-        "a.txt": "unchanged",
-        "b.txt": "unchanged",
-        "d.txt": "unchanged",
-        "sub/a.txt": "forgotten",
-        "sub/deep/c.txt": "forgotten",
-    }
+    unchanged = dict.fromkeys(("a.txt", "b.txt", "d.txt"), "unchanged")
+    assert states == unchanged | dict.fromkeys(("sub/a.txt", "sub/deep/c.txt"), "forgotten")
     intact(store, "a.txt", "b.txt", "d.txt", "o.txt", "z.txt")
     with MemoryStore.open(store) as memory:
         memory.forget("a.txt")

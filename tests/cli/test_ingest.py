@@ -1,12 +1,14 @@
 """The ingest command: results, codecs, replacing, refusals, interrupts."""
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from memstore.cli import console
 from memstore.disk.format.codec import CODECS
 from memstore.store.memory_store import MemoryStore
 from support.commands import OTHER, intact, refused, run, start
@@ -15,8 +17,15 @@ from support.synthetic_documents import is_whole
 pytestmark = pytest.mark.usefixtures("the_model")
 
 
-def test_ingest_reports_and_is_idempotent(tmp_path: Path, story: Path) -> None:
-    first = run("ingest", story, "--store", tmp_path / "mem", "--json").json["documents"]
+def test_ingest_reports_and_is_idempotent(
+    tmp_path: Path, story: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_SECONDS_BETWEEN_LINES", 0.0)
+    story.write_text(f"{story.read_text()}\n\n")
+    done = run("ingest", story, "--store", tmp_path / "mem", "--json")
+    first = done.json["documents"]
+    shares = [int(share) for share in re.findall(r"(\d+)% read", done.err)]
+    assert shares and max(shares) < 99  # a result follows, which is no progress
     again = run("ingest", story, "--store", tmp_path / "mem", "--json").json["documents"]
     assert [first[0]["status"], again[0]["status"]] == ["read", "unchanged"]
     assert first[0]["name"] == "story" and first[0]["tokens"] > 500 and first[0]["blocks"] > 16
