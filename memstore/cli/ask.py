@@ -47,11 +47,13 @@ def ask(
 ) -> None:
     """Answer a question from a memory, with sources.
 
-    Each source is a document, its page or heading, and the sentence that matches best. If the
-    memory does not seem to hold an answer, the closest passages are shown instead.
+    Each source is a document, its page or heading, and the sentence that holds the answer or is
+    the most like it. If the memory does not seem to hold an answer, the probability of that and the
+    closest passages are shown instead.
 
-    With "-" every line of stdin is a question of its own; --json then prints {"answers": [...]}. A
-    question that cannot be asked is reported, and the others are answered (exit status 1).
+    With "-" every line of stdin that is not empty is a question of its own; --json then prints
+    {"answers": [...]}. A question that cannot be asked is reported, and the others are answered
+    (exit status 1).
     """
     questions = [line for line in console.read_lines() if line] if question == "-" else [question]
     if not questions:
@@ -136,16 +138,14 @@ def search(
         console.emit({"answered": matches.answered, "sources": found})
         return
     if not matches.answered:
-        console.say(f"{console.refusal(found)}\n")
+        console.say(f"{console.refusal({'sources': found})}\n")
     console.print_sources(found, scored=True, stats=stats)
 
 
 def _all_answered(
     questions: Iterable[str], answer: "Callable[..., Answer]", show: Callable[..., None] | None
 ) -> list[dict[str, Any]]:
-    """Answer each question; return its answer or its own error. An empty line follows each answer
-    that is shown, and its question comes first if it was not typed at a terminal.
-    """
+    """Answer each question; return its answer or its own error. Piped questions are shown."""
     results = []
     for question in questions:
         if show is not None and not sys.stdin.isatty():

@@ -1,6 +1,4 @@
-"""Terminal output: sizes, tables, answers with their sources, progress. Results go to stdout, all
-else to stderr.
-"""
+"""Terminal output: results go to stdout, progress and errors to stderr."""
 
 import io
 import json
@@ -14,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memstore.disk.format.document import Document
     from memstore.errors import MemstoreError
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -87,6 +86,12 @@ def result(value: Mapping[str, Any], text: str, as_json: bool) -> None:
         say(text)
 
 
+def described(document: "Document", what: str) -> str:
+    """What was done to a document, and its size."""
+    figures = f"{document.tokens:,} tokens, {size(document.bytes)}"
+    return f"{one_line(document.name)}: {what}, {figures}"
+
+
 def columns(rows: Sequence[Sequence[object]]) -> str:
     """Rows of cells, the first row their titles, as aligned columns; numbers to the right."""
     cells = [
@@ -105,9 +110,7 @@ def columns(rows: Sequence[Sequence[object]]) -> str:
 
 
 def read_lines(prompt: str = "") -> Iterator[str]:
-    """Lines of stdin, stripped; prompted for on a terminal. Bytes that are not UTF-8 become lone
-    surrogates.
-    """
+    """Stripped lines of stdin, prompted for on a terminal; bad UTF-8 becomes lone surrogates."""
     if sys.stdin.isatty():
         import readline  # noqa: F401  (with it, input() edits lines)
 
@@ -152,9 +155,11 @@ def print_sources(
 
 
 def _costs(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The seconds of an answer, its lookups, and what came from each tier, a line each."""
-    lookups = answer["lookups"]
+    """The seconds of an answer, its doubt, lookups, and what came from each tier, a line each."""
+    lookups, doubt = answer["lookups"], answer.get("doubt")
     yield f"{answer['seconds']:.2f} s, first token after {answer['first_token_seconds']:.2f} s"
+    if doubt is not None:
+        yield f"doubt {doubt:.2f}: the probability that the passages hold no answer"
     yield f"{count(lookups['done'], 'lookup')} made, {lookups['skipped']:,} skipped by the gate"
     for name, counts in answer["tiers"].items():
         looked_up = counts["hits"] + counts["misses"]
@@ -173,7 +178,7 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
     """
     refused = not answer.get("answered", True) and not answer["text"]
     if refused:
-        say(refusal(answer["sources"], answer.get("needed")))
+        say(refusal(answer))
     elif not answer["text"]:
         say("The model gave no answer.")
     elif not streamed:
@@ -188,13 +193,12 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
         say("\n".join(_costs(answer)))
 
 
-def refusal(sources: Sequence[Mapping[str, Any]], needed: float | None = None) -> str:
-    """The line before the closest passages of a question that the memory does not answer; needed:
-    the score that a passage needs.
-    """
+def refusal(answer: Mapping[str, Any]) -> str:
+    """The line before the closest passages of a question that the memory does not answer."""
     from memstore.model.answer import not_sure
 
-    return not_sure([source["weight"] for source in sources], needed)
+    scores = [source["weight"] for source in answer["sources"]]
+    return not_sure(scores, answer.get("needed"), answer.get("doubt"))
 
 
 # Progress: on a terminal a line that changes, elsewhere a line every few seconds
@@ -202,9 +206,7 @@ def refusal(sources: Sequence[Mapping[str, Any]], needed: float | None = None) -
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A sign of life until the block ends; the yielded function replaces its text, and ends it with
-    an empty one.
-    """
+    """A sign of life until the block ends; yields what replaces its text; "" ends it."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.text import Text
@@ -235,9 +237,7 @@ def working(what: str, parts: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
-    """Yields a function that prints pieces of an answer as they are generated, if stdout is a
-    terminal; None otherwise. `waiting` until the first piece.
-    """
+    """Yields a function that prints pieces of an answer to a terminal; None elsewhere."""
     with waiting("reading the memory") as arrived:
         if not (enabled and sys.stdout.isatty()):
             yield None

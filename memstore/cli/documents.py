@@ -1,12 +1,10 @@
-"""The commands that maintain a memory: ls, stats, rm, verify, export, import, compact, and index,
-the only one of them that needs the model.
-"""
+"""The commands that maintain a memory; only `index` needs the model."""
 
 import time
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +13,6 @@ from memstore.cli.command import command
 from memstore.cli.options import Json, ModelOptions, ReadStore, Store, flag, opened
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.share.publication_options import is_url
-
-if TYPE_CHECKING:
-    from memstore.disk.format.document import Document
 
 
 @command("ls", "memstore ls", "memstore ls --store s3://team/library")
@@ -95,15 +90,9 @@ def rm(
         for name in names:
             memory.document(name)  # refused before anything is removed
         removed = [memory.forget(name, erase=erase) for name in names]
-    lines = [_line(document, "erased" if erase else "removed") for document in removed]
+    lines = [console.described(one, "erased" if erase else "removed") for one in removed]
     told = {"removed": [document.told() for document in removed], "erased": erase}
     console.result(told, "\n".join(lines), as_json)
-
-
-def _line(document: "Document", what: str) -> str:
-    """What was done to a document, and its size."""
-    size = f"{document.tokens:,} tokens, {console.size(document.bytes)}"
-    return f"{console.one_line(document.name)}: {what}, {size}"
 
 
 @command("verify", "memstore verify", "memstore verify --repair")
@@ -178,7 +167,8 @@ def import_(
         memory = MemoryStore.create(store, head.signature, selector=head.selector)
     with memory:
         document = import_document(memory, file, name)
-    console.result({"imported": document.told()}, _line(document, "imported"), as_json)
+    text = console.described(document, "imported")
+    console.result({"imported": document.told()}, text, as_json)
 
 
 @command("compact", "memstore compact")

@@ -23,9 +23,7 @@ _CUT = 3  # tokens at most in which a character ends that began before them
 
 
 class BlockText(NamedTuple):
-    """The text of a block, and where it stands in its document. gap: what stands between the block
-    before and it, if anything does.
-    """
+    """The text of a block, where it is in its document, and the gap between it and the last one."""
 
     block: int
     start: int  # characters of the document before the text
@@ -75,6 +73,7 @@ def block_texts(
 _BESIDE = 300  # characters at most that are shown on each side of a block
 _WORDS = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 _MARKS = re.compile(r"\S(?:.*\S)?", re.DOTALL)
+_TERM = re.compile(r"\w+(?:[-.,:/'’]\w+)*")  # "CP-60" and "7,450" are one
 
 
 def shown_text(
@@ -114,8 +113,15 @@ def whole_sentences(text: str, first: int, end: int, most: int) -> tuple[int, in
     return begin, stop
 
 
+def holds(text: str, answer: str) -> bool:
+    """Does a text hold the words of an answer, one after the other?"""
+    words, said = (" ".join(_TERM.findall(one.casefold())) for one in (text, answer))
+    return said != "" and f" {said} " in f" {words} "
+
+
 def answer_sentence(passage: str, question: str, answer: str = "") -> str:
-    """The sentence of a passage that shares most words with an answer, or else with its question.
+    """The sentence of a passage that holds an answer, or else shares most words with it or with its
+    question.
 
     A word counts as much as it is rare in the passage, and a word of the answer counts twice.
     Headings are no sentences. The earliest of equal sentences is returned; the stripped passage if
@@ -130,10 +136,11 @@ def answer_sentence(passage: str, question: str, answer: str = "") -> str:
     wanted = Counter(dict.fromkeys(split_words(question), 1))
     wanted.update(dict.fromkeys(split_words(answer), 2))
 
-    def score(own: set[int]) -> float:
-        return sum(wanted[word] / frequency[word] for word in own if word in wanted)
+    def score(sentence: str, own: set[int]) -> tuple[bool, float]:
+        shared = sum(wanted[word] / frequency[word] for word in own if word in wanted)
+        return holds(sentence, answer), shared
 
-    return sentences[max(range(len(sentences)), key=lambda at: score(words[at]))]
+    return max(zip(sentences, words), key=lambda one: score(*one))[0]
 
 
 # Results
@@ -260,18 +267,18 @@ class Answer:
         return not self.answered and not self.text
 
     def __str__(self) -> str:
-        return refusal(self.sources, self.needed) if self.refused else self.text
+        return refusal(self.sources, self.needed, self.doubt) if self.refused else self.text
 
 
-NOT_SURE = "Not sure: the memory does not seem to hold an answer."
+NOT_SURE = "Not sure: the memory does not seem to hold an answer"
 _SHOWN = 160  # characters of a passage in a refusal
 
 
-def refusal(sources: Sequence[Source], needed: float | None = None) -> str:
-    """What a person reads where the memory holds no answer: the closest passages, a line each with
-    its score, and the score that was needed.
-    """
-    lines = [not_sure([source.weight for source in sources], needed)]
+def refusal(
+    sources: Sequence[Source], needed: float | None = None, doubt: float | None = None
+) -> str:
+    """The text of a refusal: its reason (see `not_sure`), and a line for each closest passage."""
+    lines = [not_sure([source.weight for source in sources], needed, doubt)]
     for number, source in enumerate(sources, 1):
         place = "" if source.place is None else f", {source.place}"
         text = shorten(source.text, _SHOWN, placeholder="...")
@@ -279,24 +286,29 @@ def refusal(sources: Sequence[Source], needed: float | None = None) -> str:
     return "\n".join(lines)
 
 
-def not_sure(scores: Sequence[float], needed: float | None = None) -> str:
+def not_sure(
+    scores: Sequence[float], needed: float | None = None, doubt: float | None = None
+) -> str:
     """The line before the closest passages, which have these scores, best first; needed: the score
-    that a passage needs, named where the best has less: else the model doubted them.
+    that a passage needs, named where the best has less; doubt: the probability that none answers.
     """
+    line = NOT_SURE + ("." if doubt is None else f" (probability {doubt:.2f}).")
     if not scores:
-        return NOT_SURE
+        return line
     below = needed is not None and scores[0] < needed
-    return f"{NOT_SURE} Closest passages{f' (an answer needs {needed:.2f})' if below else ''}:"
+    return f"{line} Closest passages{f' (an answer needs {needed:.2f})' if below else ''}:"
 
 
 def sources_of(
     trace: Trace,
     store: MemoryStore,
     most: int,
+    answer: str = "",
     same: Mapping[BlockId, Sequence[BlockId]] | None = None,
 ) -> list[Source]:
-    """The document blocks that an answer read most, at most so many, best first. same: of blocks,
-    others with the same text. Documents that were deleted since are left out.
+    """The document blocks that an answer read most, at most so many: those that hold the answer,
+    then the others, best first. same: of blocks, others with the same text. Documents that were
+    deleted since are left out.
     """
     found = list[Source]()
     for (document, block), mass in trace.ranked(len(trace.blocks)):
@@ -310,4 +322,4 @@ def sources_of(
                 row = store.document(other)
                 text = shown_text(trace.reader.tokenizer, store, row, number)
                 found[-1].also.append((row.name, (text.start, text.end)))
-    return found
+    return sorted(found, key=lambda source: not holds(source.text, answer))

@@ -259,7 +259,7 @@ class Chat:
                         found = store.document(document)
                         sources.append(Source.of(self._reader, store, found, block, score))
         else:
-            sources = sources_of(trace, store, most, session.same)
+            sources = sources_of(trace, store, most, said.text, session.same)
         return Answer(
             text=said.text,
             tokens=said.tokens,

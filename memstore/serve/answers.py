@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Source, answer_sentence, refusal
+from memstore.model.answer import Answer, Source, answer_sentence, holds, refusal
 from memstore.model.model_api import Chat
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.session import AskSession, BlockId, Continuation, TokenRead, Trace, read_pending
@@ -45,7 +45,7 @@ class Outcome:
     """What is known of an answer when it has ended."""
 
     text: str = ""
-    answered: bool = True
+    refused: bool = False
     finish_reason: Literal["stop", "length"] = "stop"
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -64,9 +64,7 @@ class Outcome:
 
 
 class QueuedAnswer(Iterator[str]):
-    """Pieces of an answer's text, one a step (some are empty); the outcome has the rest. For
-    Worker.steps, which closes it where its client goes away.
-    """
+    """Pieces of an answer's text, one a step, for Worker.steps; the outcome has the rest."""
 
     def __init__(
         self,
@@ -75,9 +73,7 @@ class QueuedAnswer(Iterator[str]):
         most_seconds: float,
         on_end: Callable[[Outcome, BaseException | None], None],
     ) -> None:
-        """open_chat: a session of its own; most_seconds: of the answer; on_end: called on the
-        model's thread when it has ended, with the error that ended it.
-        """
+        """most_seconds: of the answer. on_end: called on the model's thread; with its error."""
         self.outcome = Outcome()
         self._question, self._open_chat = question, open_chat
         self._most_seconds, self._on_end = most_seconds, on_end
@@ -106,12 +102,12 @@ class QueuedAnswer(Iterator[str]):
                 self._chat = chat
                 yield from self._read_turns(chat, until)
                 answer = yield from self._generate(chat, until)
-                outcome.text, outcome.answered = answer.text, answer.answered
+                outcome.text, outcome.refused = answer.text, answer.refused
                 outcome.finish_reason = answer.finish_reason
                 outcome.memstore = _report(question, chat, answer)
                 if answer.refused:
                     shown = [one for one in answer.sources if question.may_read(one.document)]
-                    outcome.text = refusal(shown, answer.needed)
+                    outcome.text = refusal(shown, answer.needed, answer.doubt)
                     yield outcome.text
         except BaseException as error:
             failed = error
@@ -194,6 +190,7 @@ def report_trace(
     source_of = _shown(reader, session.store, may_read)
     ranked = [(block_id, source_of(block_id, mass)) for block_id, mass in trace.ranked(most)]
     shown = [(block_id, source) for block_id, source in ranked if source is not None]
+    shown.sort(key=lambda one: not holds(one[1].text, text or ""))
     number = {block_id: index for index, (block_id, _) in enumerate(shown)}
     tokens = _tokens_of(text, trace)
     return {
@@ -269,9 +266,7 @@ def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
 def _choice(
     session: AskSession, source_of: Callable[[BlockId, float], Source | None]
 ) -> dict[str, Any] | None:
-    """The last choice of a session that chooses once for a question: its best candidates and those
-    chosen, by score.
-    """
+    """The last choice of a session that chooses once: the best candidates and those chosen."""
     if not isinstance(session, PassageSession) or session.candidates is None:
         return None
     candidates, gate = session.candidates, session.reader.gate

@@ -1,6 +1,4 @@
-"""The MCP server of a memory: the tools ask, search, documents, ingest and forget, for any
-transport, and the one over stdin and stdout.
-"""
+"""The MCP server of a memory, its tools, and the transport over stdin and stdout."""
 
 import asyncio
 import signal
@@ -88,8 +86,8 @@ def mcp_server(
                 pass
         finally:
             await pieces.aclose()
-        sources = outcome.memstore["sources"]
-        return {"answer": outcome.text, "answered": outcome.answered, "sources": sources}
+        report = {name: outcome.memstore[name] for name in ("answered", "sources")}
+        return {"answer": outcome.text, **report}
 
     async def search(
         phrase: Phrase,

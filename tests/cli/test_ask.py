@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from memstore.cli import console
+from memstore.model.answer import NOT_SURE
 from memstore.model.passages.selector import Gate
 from memstore.store.memory_store import MemoryStore
 from support.commands import OTHER, STORY, refused, run, start
@@ -64,16 +65,22 @@ def test_stats_show_weights_places_tiers_and_cost(store: Path) -> None:
     assert re.match(r"disk: [\d,]+ of [\d,]+ blocks found, .* read$", disk)
 
 
-@pytest.mark.parametrize(("needed", "shown"), [(0.66, " (an answer needs 0.66)"), (None, "")])
-def test_a_refusal_shows_the_closest_passages_and_their_scores(
-    capsys: pytest.CaptureFixture[str], needed: float | None, shown: str
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ({"needed": 0.66}, ". Closest passages (an answer needs 0.66):"),
+        ({"needed": None, "doubt": 0.934}, " (probability 0.93). Closest passages:"),
+    ],
+)
+def test_a_refusal_shows_its_reason_and_the_closest_passages(
+    capsys: pytest.CaptureFixture[str], told: dict[str, float | None], shown: str
 ) -> None:
     source = {"document": "tides", "place": None, "sentence": "It leaves at noon.", "weight": 0.54}
-    answer = {"text": "", "answered": False, "needed": needed, "sources": [source]}
-    console.print_answer(answer, streamed=False)
+    console.print_answer(
+        {"text": "", "answered": False, "sources": [source], **told}, streamed=False
+    )
     first, empty, *closest = capsys.readouterr().out.splitlines()
-    unsure = "Not sure: the memory does not seem to hold an answer."
-    assert (first, empty) == (f"{unsure} Closest passages{shown}:", "")
+    assert (first, empty) == (f"{NOT_SURE}{shown}", "")
     assert closest == ["1. 0.54  tides", "   It leaves at noon."]
 
 
@@ -162,9 +169,8 @@ def test_search_shows_passages(store: Path, monkeypatch: pytest.MonkeyPatch) -> 
             head, sentence, *more = lines[number * (2 + stats) : (number + 1) * (2 + stats)]
             assert head == f"{number + 1}. {source['weight']:.2f}  story"
             assert sentence == f"   {source['sentence']}" and source["sentence"] in source["text"]
-            assert [f"   characters {source['span'][0]:,}-" in one for one in more] == [
-                True
-            ] * stats
+            place = f"   characters {source['span'][0]:,}-"
+            assert len(more) == stats and all(one.startswith(place) for one in more)
 
 
 def test_search_by_document_ends_after_the_last_document(store: Path, tmp_path: Path) -> None:
@@ -182,7 +188,7 @@ def test_search_says_that_nothing_answers(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr("memstore.hf.models_by_name.reader_of", lambda *_, **__: reader)
     search = ("search", "Who was the first president?", "--store", store, "--by", "document")
     first, empty, head, _ = run(*search).out.splitlines()
-    assert first == "Not sure: the memory does not seem to hold an answer. Closest passages:"
+    assert first == f"{NOT_SURE}. Closest passages:"
     assert empty == "" and head.endswith("  boats")
     assert run(*search, "--json").json["answered"] is False
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memstore.model.answer import answer_sentence
+from memstore.model.answer import answer_sentence, holds
 
 LEASE = """## Rent
 
@@ -10,20 +10,31 @@ The tenant pays a rent of 7,450 pounds. It is due on the first day of each month
 The tenant has paid a deposit in May.
 """
 
+LEASE_DUE = "It is due on the first day of each month."
+
 
 @pytest.mark.parametrize(
     ("question", "answer", "sentence"),
     [
         ("How much is the rent?", "7,450 pounds", "The tenant pays a rent of 7,450 pounds."),
-        ("When is it due?", "the first day", "It is due on the first day of each month."),
+        ("When is it due?", "the first day", LEASE_DUE),
         ("Was a deposit paid?", "", "The tenant has paid a deposit in May."),  # a refusal
         ("Wer zahlt?", "niemand", "The tenant pays a rent of 7,450 pounds."),  # no common word
+        # the words of the question are in another sentence, and those of the answer in one
+        ("Has the tenant paid a rent or a deposit of 7,450 pounds?", "It is due", LEASE_DUE),
     ],
 )
 def test_the_sentence_shares_words_with_the_answer_or_the_question(
     question: str, answer: str, sentence: str
 ) -> None:
     assert answer_sentence(LEASE, question, answer) == sentence
+
+
+def test_an_answer_is_held_word_by_word() -> None:
+    assert holds("The CP-60 draws\n60 Watts.", "60 watts.")
+    for other in ("The CP-60 draws 160 watts.", "Watts: 60", "It draws 60.5 watts.", ""):
+        assert not holds(other, "60 watts")
+    assert not holds("No words.", "...")
 
 
 def test_a_row_of_a_table_is_a_sentence_and_blank_text_is_empty() -> None:

@@ -24,9 +24,10 @@ export function failed(turn, error) {
 export function finished(turn, report, { text, usage, refused, before }) {
   const { node, answer, rest } = turn;
   node.setAttribute("aria-busy", "false");
+  const doubt = report.doubt === null ? "" : ` (probability ${report.doubt.toFixed(2)})`;
   if (refused)
     answer.replaceChildren(el("strong", {}, "Not sure"),
-      el("p", {}, "The memory does not seem to hold an answer."
+      el("p", {}, `The memory does not seem to hold an answer${doubt}.`
         + (report.sources.length ? " These passages are the closest." : "")));
   else if (!text.trim()) answer.replaceChildren(el("em", {}, "The model gave no answer."));
   const listed = refused ? different(report.sources) : different(report.sources, before).slice(0, SOURCES);
