@@ -1,6 +1,5 @@
 """The commands that share a memory through an object store: push, pull, rm, prune."""
 
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 import typer
@@ -17,6 +16,10 @@ Url = Annotated[
         help="s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///path.",
     ),
 ]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", help="Names of the documents; default: all."),
+]
 Grace = Annotated[
     float, option("--grace", "HOURS", "Hours for which unused objects stay in the store.", min=0)
 ]
@@ -32,10 +35,7 @@ Grace = Annotated[
 )
 def push(
     url: Url,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Names of the documents; default: all."),
-    ] = None,
+    names: Names = None,
     *,
     store: Store,
     keep: Annotated[
@@ -84,37 +84,50 @@ def push(
     console.result(report._asdict(), text, as_json)
 
 
-@command("pull", "memstore share pull s3://team/library diary")
+@command(
+    "pull",
+    "memstore share pull s3://team/library diary",
+    "memstore share pull file:///backup/library --store restored",
+    interrupted="interrupted; what was pulled is stored, and the same command resumes",
+)
 def pull(
     url: Url,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the document.")],
+    names: Names = None,
+    *,
     store: Store,
-    as_name: Annotated[str | None, option("--name", "N", "Another name for the document.")] = None,
+    as_name: Annotated[str | None, option("--name", "N", "Another name for one document.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Copy a published document into a memory; create the memory if it does not exist."""
+    """Copy published documents into a memory; create the memory if it does not exist."""
     from memstore.share.manifest import read_newest
     from memstore.share.open_object_store import open_object_store
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.transfer import PublishedDocument, pull_document
+    from memstore.store.transfer import PublishedDocument, import_from
     from memstore.store.write.admission import check_name
 
+    if as_name is not None and len(names or ()) != 1:
+        raise typer.BadParameter("--name is for one NAME")
+    # all is checked before a memory is made
+    objects = open_object_store(url)
+    manifest = read_newest(objects)
+    names = list(dict.fromkeys(names or manifest.entries))
+    sources = [PublishedDocument.named(objects, manifest, name) for name in names]
+    if as_name is not None:
+        check_name(as_name)
     try:
         memory = MemoryStore.open(store)
     except MemoryNotFound:
-        # so that a bad URL or name makes no memory
-        objects = open_object_store(url)
-        manifest = read_newest(objects)
-        check_name(name if as_name is None else as_name)
-        PublishedDocument.named(objects, manifest, name)
         memory = MemoryStore.create(
             store, manifest.signature, codec=manifest.codec, selector=manifest.selector
         )
-    with memory:
-        document = pull_document(memory, name, url, as_name)
-    size = f"{document.tokens:,} tokens, {console.size(document.bytes)}"
-    text = f"{console.one_line(document.name)}: pulled, {size}"
-    console.result({"pulled": asdict(document)}, text, as_json)
+    documents = []
+    with memory, console.working("pulling", "documents") as show:
+        for source in sources:
+            documents.append(import_from(memory, source, url, as_name))
+            show(len(documents), len(sources))
+    lines = [console.described(document, "pulled") for document in documents]
+    told = {"pulled": [document.told() for document in documents]}
+    console.result(told, "\n".join(lines) or "no documents", as_json)
 
 
 @command("rm", "memstore share rm s3://team/library diary letters")

@@ -149,7 +149,7 @@ def import_document(store: MemoryStore, file: Path | str, name: str | None = Non
     StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
     """
     file = expanded(file)
-    return _import(store, DocumentFile(file), file, name)
+    return import_from(store, DocumentFile(file), file, name)
 
 
 def pull_document(store: MemoryStore, name: str, url: str, as_name: str | None = None) -> Document:
@@ -157,15 +157,16 @@ def pull_document(store: MemoryStore, name: str, url: str, as_name: str | None =
     DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound.
     """
     store.writable()
-    return _import(store, PublishedDocument.at(url, name), url, as_name)
+    return import_from(store, PublishedDocument.at(url, name), url, as_name)
 
 
-def _import(
+def import_from(
     store: MemoryStore,
     source: DocumentFile | PublishedDocument,
     place: Path | str,
     name: str | None,
 ) -> Document:
+    """As `import_document`, of an opened file or publication; place: its path or URL."""
     original = source.head.document
     name = original.name if name is None else name
     check_name(name)

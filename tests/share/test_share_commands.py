@@ -33,12 +33,15 @@ def test_a_memory_is_published_listed_checked_and_pulled(
     assert [d["name"] for d in run("ls", "--store", url, "--json").json["documents"]] == ["a", "b"]
     assert run("stats", "--store", url, "--json").json["documents"] == 2
     assert run("verify", "--store", url).out.endswith("clean\n")
-    pulled = run("share", "pull", url, "a", "--store", tmp_path / "new", "--json").json
-    assert pulled["pulled"]["name"] == "a" and pulled["pulled"]["tokens"] == 60
+    (pulled,) = run("share", "pull", url, "a", "--store", tmp_path / "new", "--json").json["pulled"]
+    assert pulled["name"] == "a" and pulled["tokens"] == 60
     run("share", "pull", url, "b", "--store", tmp_path / "new", "--name", "c")
+    restored = run("share", "pull", url, "--store", tmp_path / "all").out.splitlines()
+    assert [line.split(", ")[0] for line in restored] == ["a: pulled", "b: pulled"]
+    refused(run("share", "pull", url, "--name", "c", "--store", tmp_path / "all"), "one NAME")
     files = {}
-    for store, name in ((memory, "a"), (url, "a"), (tmp_path / "new", "a")):
-        assert run("export", name, tmp_path / "file", "--store", store).status == 0
+    for store in (memory, url, tmp_path / "new", tmp_path / "all"):
+        assert run("export", "a", tmp_path / "file", "--store", store).status == 0
         files[store] = (tmp_path / "file").read_bytes()
     assert len(set(files.values())) == 1
     assert run("share", "rm", url, "a").out == "a: no longer published; manifest 3\n"
