@@ -1,6 +1,4 @@
-"""Who may ask for what: API keys and their scopes; middleware that checks Host, Origin, API key and
-body of every request; and FastAPI dependencies that give a route what the key may do.
-"""
+"""Who may ask for what: API keys, the checks of every request, and dependencies of routes."""
 
 import asyncio
 import hmac
@@ -26,9 +24,7 @@ _LEAST = 16  # characters of a key; fewer could be guessed
 
 @dataclass(frozen=True)
 class Access:
-    """What a client may do. only: patterns (fnmatch) of the names of documents that it may see;
-    none for all.
-    """
+    """What a client may do. only: patterns (fnmatch) of documents that it may see; none for all."""
 
     write: bool = True
     only: tuple[str, ...] = ()

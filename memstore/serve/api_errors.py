@@ -1,7 +1,7 @@
 """Errors of the API: OpenAI's error object, with an HTTP status and a code for every error."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -42,9 +42,7 @@ _ANSWERED: dict[type[MemstoreError], tuple[int, str, str | None]] = {
 
 
 class ApiError(Exception):
-    """An error response: {"error": {"message", "type", "param", "code"}}. code: by default that of
-    the status.
-    """
+    """{"error": {"message", "type", "param", "code"}}; code: by default that of the status."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None
@@ -86,9 +84,7 @@ def not_found(what: str, name: str) -> ApiError:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The error response for an exception; one that was not expected says nothing else. Errors of
-    the server are logged in full.
-    """
+    """The response to an exception, which says nothing of an unexpected one. It is logged."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -113,11 +109,13 @@ def of_validation(error: Mapping[str, Any]) -> ApiError:
     return ApiError(400, f"{param or 'the body'}: {what}", param=param or None)
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error of an app with OpenAI's error object."""
+def install_error_handlers(app: FastAPI, on_error: Callable[[ApiError], None]) -> None:
+    """Answer every error of an app with OpenAI's error object. on_error: called with each."""
 
     async def answered(request: Request, error: Exception) -> JSONResponse:
-        return as_api_error(error).response
+        found = as_api_error(error)
+        on_error(found)
+        return found.response
 
     for kind in (ApiError, MemstoreError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, answered)

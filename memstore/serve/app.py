@@ -1,6 +1,4 @@
-"""The ASGI app, with the routes of every endpoint behind the checks that all requests pass; and
-uvicorn, from binding an address to the graceful shutdown at a signal.
-"""
+"""The ASGI app with its routes and checks, and uvicorn from binding to graceful shutdown."""
 
 import asyncio
 import gc
@@ -45,7 +43,7 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    install_error_handlers(app)
+    install_error_handlers(app, service.metrics.failed)
     for router in (
         chat.router(service),
         documents.router(service.documents),
@@ -67,9 +65,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _mcp(service: Service) -> APIRouter:
-    """The route: stateless, with the access of each request's key. A key that may only read is not
-    offered the tools that write.
-    """
+    """The stateless route; a key that may only read is not offered the tools that write."""
     AppStatus.disable_automatic_graceful_drain()  # it would cut off answers at a signal
     sessions = {}
     for write in {False, not service.store.read_only}:

@@ -1,6 +1,4 @@
-"""GET /v1/models and POST /v1/chat/completions, as in OpenAI's API. Answers are sent whole, or
-streamed as server-sent events; they stop when their client leaves.
-"""
+"""GET /v1/models and POST /v1/chat/completions as in OpenAI's API, whole or streamed."""
 
 import asyncio
 import json

@@ -1,6 +1,4 @@
-"""The request of a chat completion: its parameters, and its messages as earlier turns and a
-question.
-"""
+"""The request of a chat completion: parameters, earlier turns and a question."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -138,9 +136,7 @@ def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[tupl
 def check_lengths(
     model: ModelAPI, turns: Sequence[tuple[str, str]], question: str, most: int
 ) -> None:
-    """Raises ApiError (400) for a message of more than `most` tokens: all others would wait while
-    it is read.
-    """
+    """Raises ApiError (400) for a message of more than `most` tokens: others wait for it."""
     for text in [question, *(part for turn in turns for part in turn)]:
         size = len(text.encode())  # a token has at least one byte
         if size > most and (size > 16 * most or len(model.tokenizer.encode(text)) > most):

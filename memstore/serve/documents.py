@@ -39,9 +39,7 @@ _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-
 
 @dataclass(eq=False)
 class Upload:
-    """A document that waits to be ingested, is being ingested, or failed. job.latest: the
-    IngestProgress of its last chunk.
-    """
+    """A document whose ingest is not done, or failed. job.latest: its last IngestProgress."""
 
     text: Text
     job: Job = field(init=False)

@@ -1,6 +1,4 @@
-"""The page of the server, and the routes that describe the model, the memory, the tiers and what
-was answered.
-"""
+"""The page of the server, and routes that describe the model, the memory and the tiers."""
 
 import time
 from pathlib import Path

@@ -1,17 +1,16 @@
-"""Prometheus metrics: the tiers of an open memory, and what a server answers. No text of a question
-or an answer is in them.
-"""
+"""Prometheus metrics of an open memory's tiers and of a server's answers, without any text."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from memstore.tiers.stats import COUNTS
 
 if TYPE_CHECKING:
     from memstore.serve.answers import Outcome
+    from memstore.serve.api_errors import ApiError
     from memstore.store.memory_store import MemoryStore
 
 _HELP = {
@@ -70,6 +69,11 @@ class ServerMetrics:
             _TOKENS,
         )
 
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, registry=self.registry)
+
+        self._busy = counter("memstore_busy", "Requests answered with status 429.")
+        self._refused = counter("memstore_refused", "Questions that the memory does not answer.")
         self.registry.register(self)  # for `collect`
 
     def collect(self) -> Iterable[Any]:
@@ -91,11 +95,16 @@ class ServerMetrics:
                     families[-1].add_metric([tier], counts[name])
         return families
 
+    def failed(self, error: "ApiError") -> None:
+        """A request was answered with an error."""
+        self._busy.inc(error.status == 429)
+
     def ended(self, outcome: "Outcome", error: BaseException | None) -> None:
         """An answer has ended; error: None unless it failed, or its client went away."""
         failed = "" if error is None else type(error).__name__
         self._duration.labels(failed).observe(outcome.seconds)
         if outcome.first_token_seconds:
             self._first.observe(outcome.first_token_seconds)
+        self._refused.inc(outcome.refused)
         self._usage.labels("input").observe(outcome.prompt_tokens)
         self._usage.labels("output").observe(outcome.completion_tokens)

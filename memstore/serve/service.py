@@ -1,6 +1,4 @@
-"""The parts of one server: a model, its memory, the one thread that works with both, and the
-documents; and the questions that requests ask.
-"""
+"""The parts of one server: a model, its memory, the thread that works with both, documents."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
@@ -19,9 +17,7 @@ _FREED_EVERY = 64  # answers
 
 
 class Service:
-    """One memory served by one process. Whatever computes with `model`, or looks up in `store`,
-    does so on the thread of `worker`.
-    """
+    """One memory and its model, served by one process; only `worker`'s thread uses them."""
 
     def __init__(
         self,
@@ -54,9 +50,7 @@ class Service:
         self._own_blocks = max(model.lookup.top_k, share)
 
     def ask(self, question: Question) -> tuple[AsyncGenerator[str, None], Outcome]:
-        """Queue a question: the pieces of its answer, and its outcome, complete when they end.
-        Raises Busy, Stopped.
-        """
+        """Queue a question: its answer's pieces; the outcome at their end. Raises Busy, Stopped."""
         answer = QueuedAnswer(question, self._chat, self.settings.answer_seconds, self._end)
         return self.worker.steps(answer), answer.outcome
 

@@ -127,9 +127,7 @@ class Worker:
         return dict(zip(("active", "waiting", "jobs"), counts))
 
     def refuse(self) -> None:
-        """Begin nothing new: queued questions are refused, jobs end at their next step, answers go
-        on.
-        """
+        """Begin nothing new: refuse queued questions, end jobs at their next step."""
         with self._changed:
             self._refusing = True
             waiting = [*self._queue]

@@ -72,6 +72,7 @@ def test_a_full_queue_answers_429_with_a_time_to_come_again(narrow: Served) -> N
         with narrow.client() as client:
             search = client.post("/v1/memstore/search", json={"query": "barn"})
             assert search.status_code == 429
+            assert "memstore_busy_total 2.0" in client.get("/metrics").text
     waiting.join()  # who came in time is answered once the endless one is gone
     assert answers[0].choices[0].message.content.startswith(ANSWER)
 

@@ -41,6 +41,8 @@ def test_chat_refuses_and_lists_the_closest_passages(gated: Served, stream: bool
     text, report, usage = reply(gated, ABSENT, stream=stream)
     assert text.startswith(NOT_SURE) and "diary" in text
     assert not report["answered"] and report["sources"]
+    with gated.client() as client:
+        assert "memstore_refused_total 0.0" not in client.get("/metrics").text
     weights = [source["weight"] for source in report["sources"]]
     assert weights == sorted(weights, reverse=True) and weights[0] < report["needed"]
     assert usage is None or usage.completion_tokens == 0
