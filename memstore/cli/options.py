@@ -42,9 +42,7 @@ def parse_directory(text: str) -> Path:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as people write it: 4096, 64MB, 1.5GB, 512MiB; below 2**62. Raises
-    typer.BadParameter.
-    """
+    """Bytes, below 2**62, of a size such as 64MB or 1.5GiB. Raises typer.BadParameter."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise typer.BadParameter(f"{text!r} is no size; write it like 64MB, 1.5GB or 512MiB")

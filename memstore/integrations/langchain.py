@@ -7,7 +7,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, PrivateAttr
 
-from memstore.integrations.opened import Opened, label
+from memstore.integrations.opened import Opened, label, metadata
 
 
 class MemstoreRetriever(BaseRetriever):
@@ -41,14 +41,7 @@ class MemstoreRetriever(BaseRetriever):
             Document(
                 id=label(source),
                 page_content=source.text,
-                metadata={
-                    "document": source.document,
-                    "span": list(source.span),
-                    "place": source.place,
-                    "block": source.block,
-                    "weight": source.weight,
-                    "answered": found.answered,
-                },
+                metadata={**metadata(source, found), "weight": source.weight},
             )
             for source in found
         ]

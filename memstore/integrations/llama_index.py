@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from memstore.integrations.opened import Opened, label
+from memstore.integrations.opened import Opened, label, metadata
 
 if TYPE_CHECKING:
     from memstore.memory import Memory
@@ -41,15 +41,7 @@ class MemstoreRetriever(BaseRetriever):
         return [
             NodeWithScore(
                 node=TextNode(
-                    id_=label(source),
-                    text=source.text,
-                    metadata={
-                        "document": source.document,
-                        "span": list(source.span),
-                        "place": source.place,
-                        "block": source.block,
-                        "answered": found.answered,
-                    },
+                    id_=label(source), text=source.text, metadata=metadata(source, found)
                 ),
                 score=source.weight,
             )

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memstore.memory import Memory
@@ -19,9 +19,7 @@ class Opened:
         self._searching = threading.Lock()  # a Memory is for one thread at a time
 
     def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "Matches":
-        """The passages most like a phrase, best first: see Memory.search. Raises also what loading
-        a model and MemoryStore.open raise.
-        """
+        """As Memory.search. Raises also what loading a model and MemoryStore.open raise."""
         with self._searching:
             if isinstance(self._store, str | Path):
                 from memstore.memory import open_memory
@@ -34,3 +32,10 @@ def label(source: "Source") -> str:
     """Where a passage is, as a unique identifier: diary[195-378]."""
     first, end = source.span
     return f"{source.document}[{first}-{end}]"
+
+
+def metadata(source: "Source", found: "Matches") -> dict[str, Any]:
+    """The document, block, span and place of a passage, and whether anything found answers."""
+    parts = source.citation
+    names = "document", "block", "span", "place"
+    return {name: parts[name] for name in names} | {"answered": found.answered}

@@ -17,20 +17,10 @@ pytestmark = pytest.mark.usefixtures("the_model")
 
 def test_commands_that_read_create_no_memory(tmp_path: Path, story: Path) -> None:
     none = tmp_path / "none"
-    for arguments in [
-        ("ask", "Who?"),
-        ("chat",),
-        ("search", "x"),
-        ("ls",),
-        ("stats",),
-        ("rm", "x"),
-        ("verify",),
-        ("export", "x", tmp_path / "f"),
-        ("compact",),
-    ]:
-        refused(run(*arguments, "--store", none), str(none))
-        refused(run(*arguments, "--store", tmp_path), str(tmp_path))
-        refused(run(*arguments, "--store", story), str(story))
+    commands = f"ask Who?,chat,search x,ls,stats,rm x,verify,export x {tmp_path}/f,compact"
+    for command in commands.split(","):
+        for place in (none, tmp_path, story):
+            refused(run(*command.split(), "--store", place), str(place))
     assert not none.exists()
     refused(run("ingest", story, "--store", story), "directory")
     refused(run("ingest", story, "--store", tmp_path), "not empty")

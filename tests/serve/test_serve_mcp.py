@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,6 @@ async def over_http(server: Served, key: str = "none", mode: str = "auto") -> As
         yield client
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    """Run the async part of a test."""
-    anyio.run(work)
-
-
 def environment() -> dict[str, str]:
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": paths}
@@ -82,11 +77,8 @@ async def use_every_tool(client: Client) -> None:
     read = await client.call_tool("ingest", {"name": "note/ü 1", "text": "The dog is called Rex."})
     assert not read.is_error and read.structured_content["state"] == "ready"
     listed = await client.call_tool("documents", {})
-    assert [row["name"] for row in listed.structured_content["documents"]] == [
-        "diary",
-        "letter",
-        "note/ü 1",
-    ]
+    rows = listed.structured_content["documents"]
+    assert [row["name"] for row in rows] == ["diary", "letter", "note/ü 1"]
     forgotten = await client.call_tool("forget", {"name": "note/ü 1"})
     assert forgotten.structured_content == {"forgotten": "note/ü 1"}
 
@@ -97,7 +89,7 @@ def test_every_tool_is_called_over_http(keyed: Served, mode: str) -> None:
         async with over_http(keyed, "writes-everything", mode) as client:
             await use_every_tool(client)
 
-    run(work)
+    anyio.run(work)
 
 
 def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) -> None:
@@ -112,7 +104,7 @@ def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) 
             changed = await client.call_tool("ingest", {"name": "diary", "text": "It is red."})
             assert changed.is_error and "mode=replace" in changed.content[0].text
 
-    run(work)
+    anyio.run(work)
 
 
 def test_mcp_keeps_the_scopes_of_keys(keyed: Served) -> None:
@@ -140,7 +132,7 @@ def test_mcp_keeps_the_scopes_of_keys(keyed: Served) -> None:
                 assert refused.is_error and "letter" not in refused.content[0].text, call
             assert not (await client.call_tool("forget", {"name": "note"})).is_error
 
-    run(work)
+    anyio.run(work)
     with httpx2.Client(verify=False) as plain:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
         accept = {"Accept": "application/json, text/event-stream"}
@@ -169,7 +161,7 @@ def test_errors_say_what_is_wrong_without_a_path_of_the_server(keyed: Served) ->
                 assert result.is_error and named in said.text, (tool, given, said.text)
                 assert "\n" not in said.text and str(keyed.service.store.path) not in said.text
 
-    run(work)
+    anyio.run(work)
 
 
 def test_a_cancelled_ingest_ends_and_can_be_resumed(
@@ -198,7 +190,7 @@ def test_a_cancelled_ingest_ends_and_can_be_resumed(
             assert answer.structured_content["answer"] == ANSWER
             await client.call_tool("forget", {"name": "tides"})
 
-    run(work)
+    anyio.run(work)
 
 
 @pytest.mark.services
