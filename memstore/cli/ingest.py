@@ -69,7 +69,7 @@ def ingest(
     ] = False,
     exclude: Annotated[
         list[str] | None,
-        option("--exclude", "PATTERN", "Leave out files or folders of this name (repeatable)."),
+        option("--exclude", "PATTERN", "Leave out paths that end like this (repeatable)."),
     ] = None,
     replace: Annotated[bool, flag("--replace", "Replace a document of the same name.")] = False,
     label: Annotated[

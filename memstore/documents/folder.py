@@ -119,8 +119,8 @@ def find(
 
     name: of the document of one file; of a folder's documents the first part. Otherwise a file
     that is named by itself is called by its name, and one of a folder by its path in it. without:
-    a folder whose files are left out. exclude: patterns (fnmatch) of names, or of paths in the
-    folder, of files and folders that are left out. Raises nothing: see Files.refused.
+    a folder whose files are left out. exclude: the same of patterns of the ends of paths in the
+    folder, such as "*.log" and "drafts/*". Raises nothing: see Files.refused.
     """
     found, excluded = Files(), [end for end in exclude if Path(end).parts]
     named = dict[str, Path]()

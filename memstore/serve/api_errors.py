@@ -42,7 +42,7 @@ _ANSWERED: dict[type[MemstoreError], tuple[int, str, str | None]] = {
 
 
 class ApiError(Exception):
-    """{"error": {"message", "type", "param", "code"}}; code: by default that of the status."""
+    """A response with OpenAI's error object; code: by default that of the status."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None

@@ -25,7 +25,7 @@ MAY_DIFFER = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE"),
     (r"\b\d+(\.\d+)? (bytes|kB|MB|GB)\b", "SIZE"),  # zstd's releases compress differently
     (r"\b\d+\.\d+ s\b", "SECONDS"),
-    (r" 0\.\d\d ", "SCORE"),  # of a search, by the processor's rounding
+    (r"\b0\.\d\d\b", "SCORE"),  # of a search, and doubt, by the processor's rounding
     (r" +", " "),  # columns are as wide as what is in them
 )
 
