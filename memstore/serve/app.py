@@ -141,7 +141,10 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         gc.freeze()  # no collection looks through the model's objects
-        _Server(service, lambda: ready(f"http://{shown}:{port}")).run([listening])
+        try:
+            _Server(service, lambda: ready(f"http://{shown}:{port}")).run([listening])
+        finally:
+            gc.unfreeze()  # else triton reports its objects as leaked when the process ends
 
 
 class _Server(uvicorn.Server):

@@ -1,6 +1,7 @@
 """Prometheus metrics of an open memory's tiers and of a server's answers, without any text."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -69,9 +70,7 @@ class ServerMetrics:
             _TOKENS,
         )
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, registry=self.registry)
-
+        counter = partial(Counter, registry=self.registry)
         self._busy = counter("memstore_busy", "Requests answered with status 429.")
         self._refused = counter("memstore_refused", "Questions that the memory does not answer.")
         self.registry.register(self)  # for `collect`

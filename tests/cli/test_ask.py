@@ -76,9 +76,8 @@ def test_a_refusal_shows_its_reason_and_the_closest_passages(
     capsys: pytest.CaptureFixture[str], told: dict[str, float | None], shown: str
 ) -> None:
     source = {"document": "tides", "place": None, "sentence": "It leaves at noon.", "weight": 0.54}
-    console.print_answer(
-        {"text": "", "answered": False, "sources": [source], **told}, streamed=False
-    )
+    answer = {"text": "", "answered": False, "sources": [source], **told}
+    console.print_answer(answer, streamed=False)
     first, empty, *closest = capsys.readouterr().out.splitlines()
     assert (first, empty) == (f"{NOT_SURE}{shown}", "")
     assert closest == ["1. 0.54  tides", "   It leaves at noon."]

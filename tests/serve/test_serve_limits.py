@@ -72,7 +72,7 @@ def test_a_full_queue_answers_429_with_a_time_to_come_again(narrow: Served) -> N
         with narrow.client() as client:
             search = client.post("/v1/memstore/search", json={"query": "barn"})
             assert search.status_code == 429
-            assert "memstore_busy_total 2.0" in client.get("/metrics").text
+            assert "memstore_busy_total 2" in client.get("/metrics").text
     waiting.join()  # who came in time is answered once the endless one is gone
     assert answers[0].choices[0].message.content.startswith(ANSWER)
 
@@ -126,7 +126,8 @@ def test_a_server_that_is_asked_to_stop_stops_in_order(tmp_path: Path) -> None:
             ask.join()  # it had its time, and was then cut off
         assert (told[0].status_code, told[0].json()["error"]["code"]) == (503, "stopping")
         assert server.wait(120) == 128 + signal.SIGTERM
-        assert server.stderr is not None and "Traceback" not in server.stderr.read()
+        assert server.stderr is not None
+        assert {"Traceback", "leaked"}.isdisjoint(server.stderr.read().split())
     with serving(tmp_path / "mem", diary=False) as back, back.client() as http:
         (row,) = http.get("/v1/memstore/documents").json()["data"]
         assert row["name"] == "large" and row["state"] == "ingesting"  # and never half ready
