@@ -1,5 +1,5 @@
-"""The process that reads one document: its bytes come on stdin, its text or the reason of a refusal
-goes to stdout.
+"""A child process that converts one document: the file on stdin, its text or the reason for
+refusing it on stdout.
 
 python -m memstore.documents.child DESCRIPTOR FORM LIMITS DIRECTORY...
 """
@@ -35,7 +35,7 @@ _MODULES["text"] = "markdown"
 
 
 def main() -> None:
-    """Read the document within its limits."""
+    """Convert the document on stdin under limits of memory and processor time."""
     watched, form, limits, *directories = sys.argv[1:]
     end_with_parent(watched)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent obeys it, and ends this
@@ -64,7 +64,9 @@ def main() -> None:
 
 
 def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
-    """The text of a file, its places and notes. Raises UnreadableDocument without a name."""
+    """Text, places and notes of a file. Raises UnreadableDocument; its message lacks the file's
+    name.
+    """
     limits, notes = limits.of_size(len(content)), list[str]()
     try:
         kind: Kind

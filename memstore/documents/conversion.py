@@ -1,5 +1,5 @@
-"""A file turned into text. What needs a library is read by a child process with limits of memory
-and processor time, so that no file can take more of this one than its bytes and its text.
+"""Conversion of a file to text. Formats that need a library are read in a child process with limits
+of memory and processor time.
 """
 
 from contextlib import suppress
@@ -19,11 +19,11 @@ _LIBRARIES = (
 
 
 def read(data: bytes | Path, name: str, limits: Limits = LIMITS) -> Converted:
-    """The text of a file, its places, and notes of what is not in it; name: what it is called,
-    which decides only between kinds of text. From any thread.
+    """Convert a file to text with places, and notes of what the text lacks. Thread-safe. name: of
+    the file; its suffix decides only between kinds of text.
 
-    Raises UnreadableDocument: one line with the name and why. MemstoreError where no child can be
-    started.
+    Raises UnreadableDocument (one line: name and reason), and MemstoreError if no child process
+    starts.
     """
     try:
         content = data if isinstance(data, bytes) else _content(data, limits)
@@ -41,7 +41,7 @@ def read(data: bytes | Path, name: str, limits: Limits = LIMITS) -> Converted:
 
 
 def _content(path: Path, limits: Limits) -> bytes:
-    """A file's bytes, as many as may be."""
+    """A file's bytes. Raises UnreadableDocument beyond the limit of file size."""
     try:
         if path.exists() and not path.is_file():
             raise UnreadableDocument("is not a regular file")
@@ -74,8 +74,8 @@ def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
 
 
 def _directories() -> list[str]:
-    """Where this process has the libraries: the child, which looks only where Python's own are,
-    takes them from there, too; but nothing from the working directory.
+    """Directories from which the isolated child imports libraries: this process's path without the
+    working directory.
     """
     specs = [find_spec(name) for name in _LIBRARIES]
     found = [str(Path(spec.origin).resolve().parents[1]) for spec in specs if spec and spec.origin]

@@ -1,4 +1,4 @@
-"""What a file turns into: its text, where the parts of it are, and what could not be read."""
+"""The result of a conversion: text, places of its parts, and notes of what could not be read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ TOO_LONG = "has more than {:,} characters, too many for a file of its size; spli
 
 @dataclass(frozen=True)
 class Converted:
-    """A document's text. places: pages and headings, in order of where they begin; notes: what of
-    the file is not in the text.
+    """A document's text. places: its pages and headings, in order; notes: parts of the file that
+    the text lacks.
     """
 
     text: str
@@ -29,7 +29,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file may ask of its reader; a file that asks for more is refused."""
+    """Limits of a conversion; a file beyond one of them is refused."""
 
     file_bytes: int = 256 << 20  # of a file that is converted (plain text is not)
     members: int = 10_000  # of an archive
@@ -41,7 +41,7 @@ class Limits:
     memory: int = 3 << 30  # bytes of address space
 
     def of_size(self, size: int) -> "Limits":
-        """The limits of a file of so many bytes: several times what honest files hold."""
+        """Limits for a file of `size` bytes: several times what real files need."""
         return replace(
             self,
             all_bytes=min(self.all_bytes, (16 << 20) + 100 * size),
@@ -55,8 +55,9 @@ LIMITS = Limits()
 
 
 class Block(NamedTuple):
-    """A paragraph, table or item of a list. level: of a heading (1, 2, ...) or page (0) that begins
-    with it, or with the next block if it has no text; name: the place's, if not the text.
+    """A paragraph, table or list item. level: of the heading (1, 2, ...) or page (0) that begins
+    here, None for neither; a block without text marks the next one. name: of that place, if not the
+    text.
     """
 
     text: str
@@ -66,8 +67,8 @@ class Block(NamedTuple):
 
 
 def compose(blocks: Iterable[Block], kind: Kind, limits: Limits, notes: list[str]) -> Converted:
-    """Blocks as one text with an empty line between them. Raises UnreadableDocument where there is
-    none, or too much.
+    """Join blocks to one text, with an empty line between them. Raises UnreadableDocument for no
+    text, or more than the limit.
     """
     parts, places, length, after_item = list[str](), list[Place](), 0, False
     waiting = list[tuple[int, str]]()  # places of the next text

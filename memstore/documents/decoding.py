@@ -1,5 +1,5 @@
-"""Bytes as text, as browsers decode them, and text as it is searched: without ligatures and
-invisible characters, with exponents.
+"""Decoding of bytes as browsers do it, and normalisation of text for search: ligatures, invisible
+characters, exponents.
 """
 
 import re
@@ -28,8 +28,8 @@ _DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 
 
 def decode(data: bytes, notes: list[str], declared: str = "", *, html: bool = False) -> str:
-    """Text in the encoding of its mark, as declared, or as guessed; bytes that are none become
-    U+FFFD, and a note. Raises UnreadableDocument for what is no text.
+    """Decode by byte order mark, else as declared, else as guessed; invalid bytes become U+FFFD,
+    with a note. Raises UnreadableDocument for binary data.
     """
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "")
     if not encoding and b"\0" in data:
@@ -72,8 +72,8 @@ def _guessed(data: bytes, notes: list[str]) -> str:
 
 
 def clean(text: str) -> str:
-    """A text without control and invisible characters and halves of surrogate pairs; ligatures and
-    other compatibility letters as letters, raised digits as exponents.
+    """Remove control characters, invisible characters and lone surrogates; write ligatures and
+    other compatibility letters as plain letters, raised digits as exponents.
     """
     text = text.translate(_GONE)
     if text.isascii():
@@ -95,8 +95,8 @@ def clean(text: str) -> str:
 
 
 def raised(before: str, text: str, *, note: bool = False) -> str:
-    """Raised text as it follows other text: "^6" is an exponent, "[3]" the mark of a note; ordinals
-    and the like are as they are.
+    """Write superscript text that follows `before`: "^6" for an exponent, "[3]" for a note's mark;
+    ordinals and the like stay unchanged.
     """
     text = text.strip()
     letters, digits = re.findall(r"([^\W\d_]*)(\d*)$", before)[0]

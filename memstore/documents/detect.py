@@ -1,5 +1,5 @@
-"""What a file is, by what it begins with; its name decides only between kinds of text, and says
-what was expected. What a zip holds is bounded and unpacked before any library sees it.
+"""Detection of a file's kind by its first bytes; the name decides only between kinds of text. Zip
+archives are checked and unpacked before a library sees them.
 """
 
 import io
@@ -51,8 +51,8 @@ _KINDS: dict[str, Kind] = {
 
 
 def form_of(data: bytes, name: str) -> Form:
-    """What to read a file as; data: its first 4,096 bytes, or more. Raises UnreadableDocument for
-    what is known and not read.
+    """Kind of a file. data: its first 4,096 bytes or more. Raises UnreadableDocument for kinds that
+    cannot be read.
     """
     head, suffix = data[:4096], PurePath(name).suffix.lower()
     if b"%PDF-" in head[:1024]:
@@ -80,9 +80,9 @@ def form_of(data: bytes, name: str) -> Form:
 
 
 def unzipped(data: bytes, limits: Limits) -> tuple[Kind, dict[str, bytes]]:
-    """The kind of a document, and its members by name. Raises UnreadableDocument for what is no
-    document, broken, encrypted or too large; no member can be larger than the directory says, which
-    is added up first.
+    """Unpack a zipped document: its kind, and its members by name. Sizes in the zip's directory are
+    summed first, and no member may exceed its own. Raises UnreadableDocument for a zip that is no
+    document, broken, encrypted or too large.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -92,7 +92,7 @@ def unzipped(data: bytes, limits: Limits) -> tuple[Kind, dict[str, bytes]]:
             if any(info.flag_bits & 1 for info in infos):
                 raise UnreadableDocument("is encrypted; save it without a password")
             if any(info.compress_type not in (0, zipfile.ZIP_DEFLATED) for info in infos):
-                raise UnreadableDocument("is compressed as documents are not; save it again")
+                raise UnreadableDocument("uses a compression that no document does; save it again")
             sizes = [info.file_size for info in infos]
             if max(sizes, default=0) > limits.member_bytes or sum(sizes) > limits.all_bytes:
                 raise UnreadableDocument("is too large unpacked for a file of its size; split it")
@@ -105,11 +105,11 @@ def unzipped(data: bytes, limits: Limits) -> tuple[Kind, dict[str, bytes]]:
     for beginning, kind in _KINDS.items():
         if any(name.startswith(beginning) for name in members):
             return kind, members
-    raise UnreadableDocument("is a zip and no document; unpack it, and ingest what is in it")
+    raise UnreadableDocument("is a zip archive, not a document; unpack it and ingest its files")
 
 
 def zipped(members: dict[str, bytes]) -> io.BytesIO:
-    """Members as a zip that is not compressed."""
+    """Pack members into an uncompressed zip."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, member in members.items():

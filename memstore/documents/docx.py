@@ -1,5 +1,5 @@
-"""DOCX: mammoth makes HTML of it, once everything that mammoth leaves out is written into it as
-text: numbers of lists and clauses, headings by outline level, formulas.
+"""DOCX: what mammoth would drop (numbers of lists and clauses, outline levels, formulas) is written
+into the document as text; mammoth then makes HTML of it.
 """
 
 import re
@@ -46,7 +46,7 @@ def read_docx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
 
 
 class _Document:
-    """A document with its styles and numbers. w: its namespace, transitional or strict."""
+    """A document with its styles and numbering. w: its XML namespace, transitional or strict."""
 
     def __init__(self, main: bytes, parts: dict[str, bytes], numbering: bytes) -> None:
         parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True)
@@ -65,7 +65,7 @@ class _Document:
         self._counts: dict[Any, dict[int, int]] = {}  # of the levels of a list
 
     def written_out(self) -> bytes:
-        """The document with numbers, headings and formulas as text, and without hidden text."""
+        """Write numbers, headings and formulas as text, and remove hidden text."""
         w = self._w
         for node in [*self._root.iter(f"{w}moveFrom", f"{_MC}Choice", f"{w}vanish")]:
             node = node.getparent().getparent() if node.tag == f"{w}vanish" else node
@@ -144,7 +144,7 @@ class _Document:
         return re.sub(r"%([1-9])", shown, text)
 
     def _of_style(self, style: str, path: str, pattern: str = "") -> str:
-        """What a style says, or the nearest of those that it is based on, in small letters."""
+        """A property of a style or of the nearest style it is based on, in lower case."""
         for _ in range(20):
             value = self._value(self._styles.get(style), path).lower()
             if value and re.match(pattern, value):

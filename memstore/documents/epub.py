@@ -1,4 +1,4 @@
-"""EPUB: chapters in the order of reading, each read as HTML."""
+"""EPUB: chapters in reading order, each converted as HTML."""
 
 import posixpath
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ _FONTS = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"
 
 
 def read_epub(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
-    """Chapters in the order of reading; one without headings has its title of the table of
-    contents. Raises UnreadableDocument.
+    """Chapters in reading order; one without headings takes its title from the table of contents.
+    Raises UnreadableDocument.
     """
     protected = members.get("META-INF/encryption.xml", b"<none/>")
     if set(xml_tree(protected).xpath("//EncryptionMethod/@Algorithm")) - {*_FONTS}:
@@ -46,7 +46,7 @@ def read_epub(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
 
 
 def _titles(members: dict[str, bytes], package: str, book: Any) -> dict[str, tuple[int, str]]:
-    """Levels and titles of files by the table of contents, of version 3 or else 2."""
+    """Levels and titles of files in the table of contents, of EPUB 3 or else EPUB 2."""
     found = dict[str, tuple[int, str]]()
     tables = "//item[contains(@properties, 'nav')]|//item[contains(@media-type, 'ncx')]"
     for item in book.xpath(tables):
@@ -64,5 +64,5 @@ def _titles(members: dict[str, bytes], package: str, book: Any) -> dict[str, tup
 
 
 def _inside(base: str, href: str) -> str:
-    """The member that a link of another member leads to; it leads nowhere else."""
+    """Path in the archive of a link in another member; never outside the archive."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(base), unquote(href)))

@@ -1,7 +1,7 @@
-"""Which files are read: of folders, of patterns, and by themselves; how their documents are called,
-and whether a file is still what its document was read from.
+"""Files to ingest, of folders, patterns or named one by one; names of their documents, and changes
+since they were ingested.
 
-Of a folder all regular files count that are not hidden; links are not followed.
+A folder stands for all its regular files that are not hidden; links are not followed.
 """
 
 import glob
@@ -24,7 +24,7 @@ STDIN = "-"
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Which file of which folder a document was read from, as its row keeps it."""
+    """Origin of a document, stored in its row: a file of a folder."""
 
     folder: Line  # a digest of its path
     file: Line  # its path in the folder
@@ -32,14 +32,14 @@ class Source(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, document: Document) -> "Source | None":
-        """That of a document; None for one that came from no folder."""
+        """Origin of a document; None for one that came from no folder."""
         try:
             return typed(document.metadata[SOURCE], cls)
         except (KeyError, ValueError):
             return None
 
     def is_of(self, other: "Source") -> bool:
-        """Is it the same file, perhaps changed?"""
+        """Is this the same file, possibly with other content?"""
         return (self.folder, self.file) == (other.folder, other.file)
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Source(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that is read, or that a pattern begins with."""
+    """A folder to ingest, or the fixed part of a pattern."""
 
     path: Path
     digest: str  # of where it lies
@@ -61,8 +61,8 @@ class Folder:
         return cls(path, hashlib.blake2b(where, digest_size=16).hexdigest())
 
     def has_lost(self, source: Source) -> bool:
-        """Did a document come from here whose file is not there any more, or is no file now? What
-        cannot be looked for counts as there.
+        """Did a document of this folder lose its file? A file that cannot be looked for counts as
+        present.
         """
         if source.folder != self.digest:
             return False
@@ -77,7 +77,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class File:
-    """A file to be read. folder: None for one that is named by itself."""
+    """A file to ingest. folder: None for one that was named alone."""
 
     path: Path
     name: str  # of its document
@@ -85,8 +85,8 @@ class File:
     file: str = ""  # its path in the folder
 
     def look(self) -> Source | None:
-        """Which file it is, with a digest of its bytes; None for a file that is named by itself.
-        Raises InvalidInput.
+        """Origin with a digest of the file's bytes; None for a file that was named alone. Raises
+        InvalidInput.
         """
         if self.folder is None:
             return None
@@ -114,13 +114,12 @@ def find(
     without: Path | None = None,
     exclude: Iterable[str] = (),
 ) -> Files:
-    """The files of paths, of folders and of patterns such as "notes/**/*.md"; "-" is
-    standard input.
+    """Find the files of paths, folders and patterns such as "notes/**/*.md"; "-" is standard input.
 
-    name: of the document of one file; of a folder's documents the first part. Otherwise a file
-    that is named by itself is called by its name, and one of a folder by its path in it. without:
-    a folder whose files are left out. exclude: the same of patterns of the ends of paths in the
-    folder, such as "*.log" and "drafts/*". Raises nothing: see Files.refused.
+    name: of a single file's document, or prefix for those of a folder; by default a file named
+    alone keeps its name, one of a folder its path there. without: a folder to leave out. exclude:
+    patterns of the ends of paths in a folder to leave out, such as "*.log" and "drafts/*". Errors
+    are returned in Files.refused.
     """
     found, excluded = Files(), [end for end in exclude if Path(end).parts]
     named = dict[str, Path]()
@@ -172,8 +171,8 @@ def _of_path(given: str, found: Files, name: str | None, without: Path | None) -
 
 
 def _matching(where: Path, parts: tuple[str, ...], found: Files) -> Iterator[Path]:
-    """The files below a folder that a pattern matches, as `glob` finds them, some more than once;
-    but through no link, of which a tree may have loops.
+    """Files below a folder that match a pattern of `glob`, some more than once; links, which may
+    form loops, are not followed.
     """
     while parts[:2] == ("**", "**"):
         parts = parts[1:]
@@ -201,5 +200,5 @@ def _matching(where: Path, parts: tuple[str, ...], found: Files) -> Iterator[Pat
 
 
 def _printable(name: str) -> str:
-    """A file's name as a document's: bytes that are not UTF-8 become U+FFFD."""
+    """A file's name as text: bytes that are not UTF-8 become U+FFFD."""
     return os.fsencode(name).decode("utf-8", "replace")

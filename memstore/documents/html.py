@@ -1,5 +1,5 @@
-"""HTML as blocks of text: what a reader of the page sees, and forms as they are filled in. Other
-kinds become HTML first.
+"""HTML to blocks of text: what the page shows, and values of filled-in forms. Other kinds of
+documents are converted to HTML first.
 """
 
 import re
@@ -46,7 +46,7 @@ def read_html(data: bytes, limits: Limits, notes: list[str], declared: str = "")
 
 
 def html_tree(text: str) -> Any:
-    """The tree of HTML."""
+    """Parse HTML."""
     parser = etree.HTMLParser(huge_tree=True, remove_pis=True, remove_comments=True)
     text = text.replace("\0", "\ufffd")
     parser.feed(re.sub(r"^\s*<\?xml[^>]*>", "", text) or " ")
@@ -55,8 +55,8 @@ def html_tree(text: str) -> Any:
 
 
 def xml_tree(data: bytes, *, html: bool = False) -> Any:
-    """The tree of XML, without namespaces. Raises UnreadableDocument for entities of its
-    own, which could name other files or fill the memory; html: read what is no XML as HTML.
+    """Parse XML and drop its namespaces. html: parse malformed XML as HTML. Raises
+    UnreadableDocument for declared entities, which could name other files or fill the memory.
     """
     text = decode(data, [], html=True)
     if re.search("<!ENTITY", text, re.IGNORECASE):
@@ -81,7 +81,7 @@ def xml_tree(data: bytes, *, html: bool = False) -> Any:
 
 
 class Walk:
-    """Reads trees of one document. pictures: how many there were."""
+    """Collects blocks from the trees of one document, and counts its pictures."""
 
     def __init__(self, limits: Limits) -> None:
         self.pictures = self._verbatim = 0
@@ -95,7 +95,7 @@ class Walk:
         self._in_cell = False  # of a table that is read row by row
 
     def blocks(self, root: Any) -> Iterator[Block]:
-        """Blocks of a tree. Raises UnreadableDocument for too much text, or too deep."""
+        """Blocks of a tree. Raises UnreadableDocument for too much text or too deep nesting."""
         context, depth = etree.iterwalk(root, events=("start", "end")), 0
         for event, node in context:
             tag = node.tag if isinstance(node.tag, str) else "object"
@@ -189,7 +189,7 @@ class Walk:
             self._verbatim -= tag == "pre" and self._verbatim > 0
 
     def _take(self) -> str:
-        """The line, with blanks as they are shown; none is left."""
+        """Take the collected line, with whitespace as a browser shows it."""
         line = re.sub(r"[ \t\r\n\f\v]+", " ", "".join(self._line))
         self._line, self._marks = [], []
         return re.sub(f" ?{_BREAK} ?", _BREAK, line).strip(f" {_BREAK}").translate(_SHOWN).rstrip()
@@ -202,7 +202,7 @@ class Walk:
             self._item, self._prefix = False, ""
 
     def _rows(self, rows: list[list[tuple[str, int, int]]]) -> str:
-        """Rows as lines; a cell that spans rows is in each of them."""
+        """Table rows as lines; a cell that spans rows is repeated in each."""
         grid = [dict[int, str]() for _ in rows]  # text by column
         for number, row in enumerate(rows):
             column = 0

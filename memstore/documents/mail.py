@@ -44,7 +44,7 @@ def _texts(mail: EmailMessage, limits: Limits, notes: list[str]) -> Iterator[Blo
 
 
 def read_notebook(data: bytes, limits: Limits, notes: list[str]) -> Converted:
-    """A notebook as Markdown: its texts, code and printed results. Raises UnreadableDocument."""
+    """A notebook as Markdown: text cells, code and printed results. Raises UnreadableDocument."""
     try:
         cells, parts = json.loads(decode(data, notes))["cells"], list[str]()
         for number, cell in enumerate(cells, 1):

@@ -1,4 +1,4 @@
-"""Markdown: the text as it is written, with the places of its headings."""
+"""Markdown: the unchanged text, with the places of its headings."""
 
 import re
 from itertools import accumulate, pairwise

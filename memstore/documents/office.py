@@ -62,7 +62,7 @@ def _cell(cell: Any) -> str:
 
 
 def read_xlsx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
-    """Sheets as headings, with their rows."""
+    """Sheets: the name as a heading, then the rows."""
     sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]  # openpyxl needs none
     from openpyxl import load_workbook
 
@@ -91,7 +91,7 @@ def read_xlsx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
 
 
 def _shown(value: Any, form: str) -> str:
-    """A cell's value as it is shown, in the commonest formats."""
+    """A cell's value in its number format, for the commonest formats."""
     if isinstance(value, datetime) and value.time() == time():
         return value.date().isoformat()
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -107,7 +107,7 @@ def _shown(value: Any, form: str) -> str:
 
 
 def read_csv(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
-    """Rows of a file with commas, semicolons, tabs or bars."""
+    """Rows of a file separated by commas, semicolons, tabs or bars."""
     text = decode(data, notes)
     try:
         dialect: Any = csv.Sniffer().sniff(text[:65536], ",;\t|")
@@ -118,7 +118,7 @@ def read_csv(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
 
 
 def records(rows: Iterable[list[str]]) -> Iterator[Block]:
-    """Rows, each cell with its column's name where the first full row has names only."""
+    """Rows as lines; if the first full row is a header, each cell follows its column's name."""
     names: list[str] | None = None
     for row in rows:
         row = [" ".join(cell.split()) for cell in row]

@@ -1,5 +1,5 @@
-"""PDF: pdfium reads pages, forms and annotations; sizes and places of characters tell headings,
-exponents and columns of tables.
+"""PDF: pdfium reads pages, forms and annotations; headings, exponents and table columns follow from
+sizes and positions of characters.
 """
 
 import ctypes
@@ -92,7 +92,7 @@ def read_pdf(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
 
 
 def _blocks(pages: list[tuple[list[_Line], list[str]]]) -> Iterator[Block]:
-    """Paragraphs and headings: larger lines, of which the largest have level 1."""
+    """Paragraphs, and headings: lines in larger type, level 1 for the largest."""
     sizes = Counter[float]()
     for line in (line for lines, _ in pages for line in lines):
         sizes[line.size] += len(line.text)
@@ -111,7 +111,7 @@ def _blocks(pages: list[tuple[list[_Line], list[str]]]) -> Iterator[Block]:
 
 
 def _lines(page: Any) -> Iterator[_Line]:
-    """Lines of a page, in the order in which they are drawn."""
+    """Lines of a page, in drawing order."""
     text, box = page.get_textpage(), raw.FS_RECTF()
     x, y = ctypes.c_double(), ctypes.c_double()
     line, ended = list[_Character](), False
@@ -163,8 +163,8 @@ def _line(line: list[_Character]) -> Iterator[_Line]:
 
 
 def _seen(line: list[_Character], size: float) -> Iterator[_Character]:
-    """A line with right-to-left letters as it is seen from the left. pdfium's order, and where it
-    has blanks, depend on how such a line is drawn.
+    """A line with right-to-left letters in visual order, from the left: pdfium's own order and
+    blanks depend on how the line is drawn.
     """
     numbers = sorted(
         (number for number, one in enumerate(line) if not one.text.isspace()),
@@ -180,9 +180,7 @@ def _seen(line: list[_Character], size: float) -> Iterator[_Character]:
 
 
 def _in_order(text: str) -> str:
-    """A line with right-to-left letters, which is given as it is seen from the left, in the order
-    in which it is read.
-    """
+    """A line with right-to-left letters, from visual to reading order."""
     letters = re.findall(rf"({_L})|[{_R}]", text)
     if 2 * sum(map(bool, letters)) > len(letters):
         return _TO_THE_LEFT.sub(lambda found: "".join(_PIECES.findall(found[0])[::-1]), text)
@@ -194,7 +192,7 @@ def _raised(before: str, text: str) -> str:
 
 
 def _joined(text: str, words: set[str]) -> str:
-    """Words that were broken at a line's end are whole; a hyphen that is elsewhere, too, stays."""
+    """Join words broken at a line's end; a hyphen stays if the word has it elsewhere, too."""
 
     def join(found: re.Match[str]) -> str:
         hyphened = "-".join(found.groups())
@@ -205,7 +203,7 @@ def _joined(text: str, words: set[str]) -> str:
 
 
 def _annotations(document: Any, page: Any) -> Iterator[_Line | str]:
-    """Values of a form, as lines where they are, and the texts of notes."""
+    """Form values as lines at their positions, and texts of annotations."""
     form, box = document.formenv, raw.FS_RECTF()
     for index in range(raw.FPDFPage_GetAnnotCount(page)):
         one, value = raw.FPDFPage_GetAnnot(page, index), ""
