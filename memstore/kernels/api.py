@@ -1,10 +1,10 @@
-"""The calls that inference and training stand on, and which implementation runs.
+"""Attention and search as inference and training call them, and the choice of their implementation.
 
-Each is defined by its reference in torch, whose signature and docstring it has. A Triton kernel of
-the same signature stands in for it for tensors on a CUDA device, where Triton is installed, unless
-the kernel cannot take them or is known to be slower. The environment variable MEMSTORE_KERNELS,
-read once, overrides that: `reference` never uses Triton; `triton` always does, which for tensors on
-the CPU needs Triton's interpreter (TRITON_INTERPRET=1) and is there for tests.
+Each call has the signature and docstring of its reference in torch. On a CUDA device with Triton a
+kernel of the same signature runs instead, unless it cannot take the tensors or is known to be
+slower. The environment variable MEMSTORE_KERNELS, read once, overrides that: `reference` never uses
+Triton; `triton` always does, for tensors on the CPU by Triton's interpreter (TRITON_INTERPRET=1,
+for tests).
 
 A layer step runs `local_attention` first, because the gate must be known before anything is
 searched; `landmark_topk` for the rows whose gate is open; and `memory_attention`, which adds the
@@ -41,7 +41,7 @@ _ROWS, _SCORES = 16, 1 << 30  # rows of float32; bytes of their scores, of which
 
 
 def use_triton(*tensors: Tensor) -> bool:
-    """Do these go to a Triton kernel? Never in float64, which kernels do not keep.
+    """Are these tensors for a Triton kernel? Never in float64, which kernels do not support.
 
     Raises ValueError for a MEMSTORE_KERNELS that is neither triton nor reference.
     """
@@ -63,10 +63,9 @@ def _chosen() -> str:
 def _by_triton(
     by_torch: Callable[P, R], module: str, fits: Callable[..., bool] = lambda *_, **__: True
 ) -> Callable[P, R]:
-    """`by_torch`, or for tensors that go to Triton the function of its name in `module`.
+    """`by_torch`, or for tensors that go to Triton the function of the same name in `module`.
 
-    Its first two arguments are the tensors that decide. fits: whether the kernel takes these
-    arguments.
+    The first two arguments decide. fits: can the kernel take these arguments?
     """
 
     @wraps(by_torch)
@@ -129,7 +128,7 @@ def grouped_softmax_attention(
 
 @lru_cache
 def multiprocessors(device: torch.device) -> int:
-    """The number of multiprocessors of a CUDA device: programs that it runs at the same time.
+    """Number of multiprocessors of a CUDA device.
 
     8 for any other device, so that tests in Triton's interpreter split their work, too.
     """

@@ -1,5 +1,5 @@
-"""The calls of api.py in plain torch, in any dtype, with the types that they take and return.
-Grouped softmax is differentiable by autograd; search takes the newer of equals.
+"""The calls of api.py in plain torch, in any dtype, and their types. Autograd differentiates the
+grouped softmax; of equal scores, search prefers the newer.
 
 Softmaxes and logsumexps run in float32 at least, whatever the input dtype; float64 stays float64.
 """
@@ -54,14 +54,12 @@ class Hits:
 
 
 def accumulate(x: Tensor) -> Tensor:
-    """x in the dtype that sums are taken in: float32, or float64 if it is that already."""
+    """x in the dtype for sums: float32, or float64 if x is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def per_kv_head(q: Tensor, num_kv_heads: int) -> Tensor:
-    """[B, H, T, D] -> [B * Hkv, (H / Hkv) * T, D]: the query heads of a KV head become more rows of
-    it.
-    """
+    """[B, H, T, D] -> [B * Hkv, (H / Hkv) * T, D]: query heads of a KV head as its rows."""
     batch, heads, rows, dim = q.shape
     return q.reshape(batch * num_kv_heads, heads // num_kv_heads * rows, dim)
 
@@ -202,14 +200,13 @@ def landmark_topk(
     kv_heads: Sequence[int] | None = None,
     bias: Tensor | None = None,
 ) -> Hits:
-    """The top_k landmark keys by inner product for every query row, within ranges of rows.
+    """The top_k landmark keys of every query row by inner product, within ranges of keys.
 
     q: [H, T, D] rotated and scaled. landmarks: [Hkv, N, D], each query head scores its KV head's
     keys.
-    ranges: (start, end) rows, disjoint, whose concatenation are the candidates, oldest first. Of
+    ranges: disjoint (start, end) of keys; their concatenation is the candidates, oldest first. Of
     equal scores the newer comes first.
-    kv_heads: the KV heads whose rows are wanted (None = all): the keys of the others are not read,
-    and their rows find nothing.
+    kv_heads: KV heads to search (None = all); rows of the other heads find nothing.
     bias: [candidates] float32, added to their scores; None = none.
     Returns Hits with exactly top_k columns, best first, scores in float32.
     """
@@ -251,8 +248,7 @@ def landmark_topk(
 def _in_spans(q: Tensor, landmarks: Tensor, spans: list[tuple[int, int]]) -> Tensor:
     """Inner products [n, T, rows of all spans] of q [n, T, D] with landmarks [n, N, D].
 
-    Spans with few rows between them are multiplied as one, and what lies between is cut out of the
-    scores.
+    Spans with few rows between them are multiplied as one; the scores between are dropped.
     """
     hulls: list[list[tuple[int, int]]] = []
     for span in spans:
@@ -271,8 +267,8 @@ def _in_spans(q: Tensor, landmarks: Tensor, spans: list[tuple[int, int]]) -> Ten
 
 
 def _product(q: Tensor, keys: Tensor) -> Tensor:
-    """q [n, T, D] times keys [n, N, D] transposed; on a CPU few rows against much memory are faster
-    from the right.
+    """q [n, T, D] times transposed keys [n, N, D]; on a CPU few rows are faster as the right
+    factor.
     """
     keys = keys.to(q.dtype)
     few = q.device.type == "cpu" and q.shape[1] <= 8 and q.shape[2] >= 64
@@ -307,8 +303,8 @@ def _topk_newest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _topk_by_parts(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """_topk_newest of more than k parts: the k with the greatest maxima, of equals the later, hold
-    what is wanted.
+    """_topk_newest by more than k parts: the result lies in the k parts with the greatest maxima
+    (of equals the later).
 
     A part left out has k elements elsewhere that come before its own.
     """

@@ -1,6 +1,6 @@
-"""Units from main memory to a device: slots of a page-locked slab to slots of a device's slab, on a
-stream of their own: one copy for each run of slots that are consecutive on both sides, or, where
-runs are many and short, one launch of a kernel that reads the page-locked slots itself.
+"""Copies of units from a page-locked slab in main memory to a device's slab, on their own stream:
+one copy for each run of slots consecutive on both sides or, for many short runs, one launch of a
+kernel that reads the page-locked slots.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,11 @@ def load_units(
     """Copy units from slots of a host's slab into slots of a device's, to_slots[i] from
     from_slots[i].
 
-    host, device: [S, ...] contiguous, of one dtype, slots of one shape; the host's page-locked
-    where the device's is on a CUDA device, else a copy blocks. No slot is named twice in to_slots.
-    triton: whether by the kernel, which a host's slab has to be page-locked for; None for what is
-    faster. Begins after what the device's current stream (of this thread) was given before, which
-    may still read the slots that are written. Returns what to wait for before the units are used or
-    the host's slab is written; None where they are there already.
+    host, device: [S, ...] contiguous, equal dtypes and slot shapes; host must be page-locked for an
+    asynchronous copy to CUDA. to_slots: no slot twice. triton: use the kernel, which needs a
+    page-locked host slab? None: the faster way. The copy begins after earlier work of this thread's
+    current stream, which may still read the written slots. Returns an event to wait for before the
+    units are used or the host slab is written; None if the copy is done.
     """
     if not from_slots or not host.numel():
         return None
@@ -57,7 +56,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _copy(host: Tensor, device: Tensor, places: np.ndarray, triton: bool | None) -> None:
-    """places: int64 [2, n], from where and to where."""
+    """places: int64 [2, n], source and target slots."""
     count = places.shape[1]
     # where runs of slots that are consecutive on both sides begin
     starts = [0, *(np.flatnonzero((np.diff(places) != 1).any(0)) + 1).tolist()]

@@ -1,5 +1,5 @@
-"""How windows of landmark blocks are cut into tiles for the grouped-softmax kernels, and what one
-tile computes.
+"""Tiles of the grouped-softmax kernels: how windows of landmark blocks are cut, and what one tile
+computes.
 
 A tile of keys holds whole landmark blocks, each with its landmark padded to a power of two, so
 that blocks of 31 or 63 tokens fill a tile. A block's inner softmax never leaves a tile, and one
@@ -66,8 +66,8 @@ def block_masses(
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile: exp2 of content logits under their block's maximum [M, NB, L], its sums [M, NB],
-    log-masses [M, NB].
+    """Of a tile: exp2 of content logits minus their block's maximum [M, NB, L], the sums [M, NB]
+    and log-masses [M, NB].
 
     under: [NB] controlled blocks or None; shift: [M] what is added to their log-mass.
     own, offset: [M] block of the rows, and where in it they stand.
@@ -194,9 +194,7 @@ def _tile_bytes(q: Tensor, constants: dict[str, Any]) -> int:
 
 
 def supports(q: Tensor, k: Tensor, block_size: int) -> bool:
-    """Whether a tile of keys and one of values fit shared memory, in a dtype that Triton
-    multiplies.
-    """
+    """Do tiles of keys and values fit shared memory, in a dtype that Triton multiplies?"""
     fits = q.shape[3] <= 256 and _tile_bytes(q, kernel_constants(q, k, block_size)) <= 1 << 16
     return fits and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
 

@@ -1,10 +1,10 @@
-"""Search over landmark keys in Triton: the best of a query row are kept where its scores are made,
-which nobody writes.
+"""Search over landmark keys in Triton: programs keep the best of each query row, and scores are
+never written to memory.
 
-`_partial_kernel` streams a share of the candidates past a tile of query rows of one KV head (of all
-of its query heads) and keeps the rows' best; `_merge_kernel` joins the shares. A score and the
-candidate's number are one int64: the score's bits in an order that integers have too, then the
-number, so that a maximum takes the newer of equals.
+`_partial_kernel` keeps the best of a share of the candidates for a tile of query rows of one KV
+head (of all its query heads); `_merge_kernel` joins the shares. A score and the candidate's number
+are one int64: the score's bits, mapped to integers of the same order, then the number, so that a
+maximum prefers the newer of equals.
 """
 
 from bisect import bisect_right

@@ -1,10 +1,9 @@
-"""Attention to retrieved units where they lie in their slabs, in Triton: nothing is gathered, every
-slot is read once.
+"""Attention to retrieved units in Triton, directly in their slabs: nothing is gathered, every slot
+is read once.
 
-The softmax over units needs only their landmark scores, so every program knows the final weight of
-its units before it reads one. Programs that share a row add up without a second softmax: where
-there are too few rows to fill the device, each takes some of the units and `_sum_kernel` adds the
-parts in a fixed order.
+The softmax over units needs only their landmark scores, so a program knows the final weights of its
+units before it reads them. If there are too few rows to fill the device, several programs share a
+row, each with some of its units, and `_sum_kernel` adds the parts in a fixed order.
 """
 
 import torch

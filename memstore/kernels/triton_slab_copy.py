@@ -1,5 +1,5 @@
-"""Scattered units from page-locked main memory to a device by one launch: its programs read over
-the bus what page-locked tensors' addresses say, and write the device's slots.
+"""Copy of scattered units from page-locked main memory to a device by one launch: programs read the
+page-locked slots over the bus and write the device's slots.
 """
 
 from math import gcd
@@ -20,8 +20,8 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 @triton.jit(do_not_specialize=["units"])  # or whether 16 divide it would be another kernel
 def _copy_kernel(host, device, slots, units, size, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
-    """Grid (programs), which take chunks of units in turns. slots: [2, units], from where and to
-    where; a slot has size * WIDTH words.
+    """Grid (programs); programs take chunks of units in turn. slots: [2, units], source and target;
+    a slot has size * WIDTH words.
     """
     words = size * WIDTH
     chunks = tl.cdiv(words, CHUNK)
@@ -39,8 +39,8 @@ def copy_units(
 ) -> None:
     """Copy slots of a page-locked slab into slots of a device's, on its current stream.
 
-    host, device: as of `memstore.kernels.slab_copy.load_units`; places: int64 [2, n], from where
-    and to where.
+    host, device: as for `memstore.kernels.slab_copy.load_units`; places: int64 [2, n], source and
+    target slots.
     """
     size = host.nbytes // len(host)
     aligned = gcd(16, size, host.data_ptr(), device.data_ptr())

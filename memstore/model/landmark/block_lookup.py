@@ -1,5 +1,5 @@
-"""A lookup: which blocks the rows of a layer step choose, shared over tokens or heads as the
-granularity says, and what they lease and read of them (docs/appendix/method.md section 5).
+"""Lookup of blocks by the rows of a layer step, shared over tokens or heads (granularity), with
+their leases and reads (docs/appendix/method.md section 5).
 
 A candidate is a block's number in the session's memory, 0 = the oldest.
 """
@@ -25,9 +25,9 @@ def lease_requested(
     group: int,
     locate: Callable[[int], tuple[int, int]],
 ) -> tuple[Lease, Tensor]:
-    """A lease on the distinct units of candidates [H, T or 1, K] (-1 = none), and their slots in
-    the same shape (-1 = none). group: query heads of a KV head. locate: (document, block) of a
-    candidate. NumPy finds them: a decoding step has few, and calls of torch would cost more.
+    """Lease the distinct units of candidates [H, T or 1, K]; also returns their slots in this shape
+    (-1 = none). group: query heads of a KV head. locate: (document, block) of a candidate. In
+    NumPy: a decoding step has few units, and calls of torch would cost more.
     """
     chosen = candidates.cpu().numpy()
     kv_heads = len(chosen) // group
@@ -56,7 +56,7 @@ def requested_reads(
     lease: Lease,
     locate: Callable[[int], tuple[int, int]],
 ) -> StepReads:
-    """What one row read: mass [H, T, K] by row, slots as `lease_requested` gave them."""
+    """Reads of one row. mass: [H, T, K]; slots: as returned by `lease_requested`."""
     own = min(row, candidates.shape[1] - 1)
     chosen = zip(candidates[:, own].tolist(), mass[:, row].tolist(), slots[:, own].tolist())
     read = [
@@ -77,8 +77,8 @@ class Selection:
     """Chosen candidates, oldest first: candidates int64 [H, T or 1, K], -1 = none; scores [H, T, K]
     per row, NEG for none.
 
-    `scores` are the rows' own search scores where every row chose for itself, else None: then a row
-    may not have searched its block.
+    `scores` are search scores if every row chose for itself, else None: a row may then not have
+    scored its block.
     """
 
     candidates: Tensor
@@ -112,7 +112,7 @@ def select(
     open_rows: Tensor,
     num_kv_heads: int,
 ) -> Selection:
-    """The choice of every row from its own best.
+    """Choose each row's blocks from the best of its own search.
 
     scores, candidates: [H, T, k], best first (-1 = none). lse: [H, T] over all candidates, needed
     unless every row chooses for itself.
@@ -148,12 +148,11 @@ def select(
 
 
 def superseding(scores: Tensor, candidates: Tensor, documents: int, weight: float) -> Tensor:
-    """What chosen blocks of documents gain for being later than others that score like them
-    [H, T, K] (docs/appendix/method.md section 5).
+    """Bonus [H, T, K] of chosen document blocks that are later than others of like score
+    (docs/appendix/method.md section 5).
 
     scores: [H, T, K]; candidates: [H, T or 1, K], -1 = none; the first `documents` candidates are
-    blocks of documents. weight: what a block gains over an earlier one that scores the same, if no
-    other block was chosen.
+    blocks of documents. weight: bonus of a block over a single earlier one of equal score.
     """
     of_documents = (candidates >= 0) & (candidates < documents)
     share = scores.masked_fill(candidates < 0, NEG).softmax(-1).masked_fill(~of_documents, 0.0)

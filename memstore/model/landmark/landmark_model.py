@@ -1,5 +1,5 @@
-"""The model that ships, a landmark-attention transformer with its tokenizer: its directory
-(config.json, model.safetensors and tokenizer.json), and its API.
+"""A landmark-attention transformer with its tokenizer: its directory (config.json,
+model.safetensors, tokenizer.json) and its API.
 """
 
 import hashlib
@@ -82,8 +82,8 @@ def load_checkpoint(
     *,
     make: Callable[[ModelConfig], Transformer] = Transformer,
 ) -> tuple[Transformer, Tokenizer]:
-    """The model that `make` makes of its configuration, with weights of a dtype and in evaluation
-    mode, and the tokenizer of a directory; InvalidWeights names what is wrong.
+    """Load a directory: the model that `make` makes of its configuration, in evaluation mode and
+    this dtype, and its tokenizer. Raises InvalidWeights and InvalidConfig, which name the problem.
     """
     config = read_configuration(directory)
     for name in ("model.safetensors", "tokenizer.json"):
@@ -124,12 +124,11 @@ def load_checkpoint(
 
 
 def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
-    """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the
-    geometry of what is stored.
+    """Signature that ties a memory to this model: hashes of weights and tokenizer, architecture,
+    and geometry of blocks.
 
-    LookupSettings do not change what is stored, so they are no part of it, nor are the context miss
-    token's values. Weights count as the numbers they are: the same in half precision and in float32
-    are the same model.
+    LookupSettings and the context miss token's values do not change stored blocks and are left out.
+    Equal numbers in half precision and float32 are the same model.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
@@ -171,13 +170,13 @@ class LandmarkModel(LandmarkReader, ModelAPI):
     def __init__(
         self, transformer: Transformer, tokenizer: Tokenizer, called: ModelName | None = None
     ) -> None:
-        """called: what its memories say that they were made with."""
+        """called: the model's name in its memories."""
         super().__init__(transformer, tokenizer)
         self._called = called
 
     @cached_property
     def signature(self) -> Signature:
-        """What a memory must have been written with to be read by this model: see `signature_of`.
+        """Signature of memories that this model can read: see `signature_of`.
 
         It has the model's name as well, which is not compared.
         """
@@ -247,7 +246,7 @@ class LandmarkModel(LandmarkReader, ModelAPI):
         read_all_rows: bool = False,
         **lookup: Any,
     ) -> LandmarkSession:
-        """As ModelAPI.session. read_all_rows: on_read is told what every row reads."""
+        """As ModelAPI.session. read_all_rows: report the reads of every row to on_read."""
         there = attached(store, documents, retrieve=retrieve)
         settings = self.lookup.changed(**lookup)
         session = LandmarkSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
@@ -271,7 +270,7 @@ SHORTLIST = 1 << 16  # blocks of a memory that is ranked whole
 
 @dataclass(frozen=True)
 class _Looks:
-    """What a layer's heads look for, T tokens of the phrase.
+    """Queries and keys of a phrase of T tokens in one layer.
 
     q: [H, T, D] scaled and rotated as towards old blocks; k: [Hkv, T, D] position-free; gate: [H,
     T] (ones without a context miss token).
@@ -289,7 +288,7 @@ def search_blocks(
     documents: Sequence[tuple[int, int]],
     ids: Sequence[int],
 ) -> Iterator[Found]:
-    """Blocks of documents, the most similar to a phrase first, equal ones in the order given.
+    """Blocks of documents by similarity to a phrase, best first; equal ones in the order given.
 
     documents: (id, number of blocks) of each. If they have more than SHORTLIST blocks, only those
     that landmark keys find are compared. ids: content tokens of the phrase, at least one; those
@@ -317,9 +316,7 @@ def search_blocks(
 
 
 def _look(reader: LandmarkReader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
-    """What every memory layer looks for with each token of a phrase that was read without any
-    memory.
-    """
+    """Queries and keys of a phrase in every memory layer, read without memory."""
     shape, rope, cmt_keys, looks = reader.shape, reader.rope, reader.cmt_keys, {}
     sequence: list[int] = []
     rows = []
@@ -413,13 +410,11 @@ def load_model(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> LandmarkModel:
-    """The model that ships (None or its name, "books-1m"), or one from a directory written by
-    `memstore train`.
+    """Load the model that ships (None or "books-1m"), or a directory written by `memstore train`.
 
-    device: where it computes, such as "cuda", or "auto"; its memories have to be opened with the
-    same. dtype: of its weights and of what it computes; landmark scores, softmaxes and logits are
-    float32 in half precision, too. Weights that lose digits by it make another model, with its own
-    memories.
+    device: such as "cuda", or "auto"; open its memories with the same. dtype: of weights and
+    activations; landmark scores, softmaxes and logits stay float32. Weights that lose digits by the
+    dtype make another model, with its own memories.
 
     Raises InvalidWeights for a directory that is no model, or whose weights do not fit its
     configuration, and InvalidConfig for a device that this machine does not have.

@@ -1,5 +1,5 @@
-"""A landmark model reads a text chunk by chunk: each chunk attends to itself and to memory, and its
-finished blocks become memory. Sessions that ask, and the ingest of documents.
+"""Sessions of a landmark model, and its ingest of documents. Text is read chunk by chunk: a chunk
+attends to itself and to memory, and its finished blocks become memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from memstore.store.write.writer import DocumentWriter
 
 
 class ChunkSession(AskSession):
-    """An open chunk, the blocks before it, and how lookups are made.
+    """An open chunk and the blocks before it.
 
     `feed` takes content tokens; landmarks are inserted after every block_size of them.
     """
@@ -38,8 +38,8 @@ class ChunkSession(AskSession):
     ) -> None:
         """retrieve: see MemoryAttention.
 
-        Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if
-        it is on another device.
+        Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig for a
+        store on another device.
         """
         shape = reader.shape
         check_device(reader.device, store)
@@ -56,9 +56,7 @@ class ChunkSession(AskSession):
         self.content = 0  # content tokens in the open chunk
 
     def keep(self, blocks: FinishedBlocks) -> None:
-        """Take a chunk's finished blocks into the session's own memory; of an ingest, its writer
-        does so.
-        """
+        """Add a chunk's finished blocks to the session's memory; in an ingest, to its document."""
 
     def close(self) -> None: ...
 
@@ -149,9 +147,7 @@ class ChunkSession(AskSession):
 
     @torch.no_grad()
     def begin_token(self) -> bool:
-        """Make room for a token; False for one that ends a block, as its landmark is read with
-        it.
-        """
+        """Make room for a token; False if it ends a block: its landmark must be read with it."""
         if self.content >= self.chunk_tokens:
             self.end_chunk()
         return (self.content + 1) % self.reader.shape.block_size != 0
@@ -169,9 +165,8 @@ class ChunkSession(AskSession):
 
 
 class LandmarkSession(ChunkSession):
-    """A session that asks: its own blocks live pinned in the host tier until it is closed, at most
-    settings.own_blocks, and half of the budget. Beyond that the oldest are let go; length is never
-    an error.
+    """A session of a memory. Its own blocks are pinned in the host tier until it is closed: at most
+    settings.own_blocks, and half of the budget; beyond that the oldest are dropped.
     """
 
     def __init__(
@@ -223,8 +218,8 @@ def read_chunks(
     text: Text,
     writer: DocumentWriter,
 ) -> Iterator[tuple[int, int]]:
-    """Read a text into a document chunk by chunk, from where its writer is; the characters before
-    and after each (docs/appendix/method.md section 6).
+    """Read a text into a document chunk by chunk, from the writer's position; yields the character
+    range of each (docs/appendix/method.md section 6).
     """
     blocks = SessionBlocks(own_document=writer.document.id, own_end=writer.blocks)
     session = ChunkSession(reader, settings, store, blocks, retrieve=False)

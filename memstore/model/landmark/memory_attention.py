@@ -5,10 +5,9 @@ One `MemoryAttention` serves one session. A layer step goes: local scores and th
 the rows whose gate is open; a lease on the distinct KV blocks found; one attention over chunk and
 slots.
 
-Speculative prefetch: what the next lookup will read is on its way before it asks. Layer n's state
-without its memory, taken through the rest of layer n and the projections of layer n + 1, gives
-nearly the queries that layer n + 1 will search with. A prediction never changes a result: it only
-tells the tiers what to fetch.
+Speculative prefetch: layer n's state without its memory, taken through the rest of layer n and the
+projections of layer n + 1, nearly gives the queries of layer n + 1; the tiers fetch the blocks that
+these find. A prediction never changes a result.
 """
 
 from contextlib import suppress
@@ -55,9 +54,9 @@ class MemoryAttention:
         *,
         retrieve: bool = True,
     ) -> None:
-        """retrieve=False: only the recent blocks are read, nothing is searched, and rows that skip
-        get no cmt_values (the default way to ingest). The store's leases must be on the model's
-        device. Finished blocks have the shape's kv_dtype and are on the CPU.
+        """retrieve=False: read only recent blocks, search nothing, and use no cmt_values (the
+        default of ingest). The store's leases must be on the model's device. Finished blocks are on
+        the CPU, in the shape's kv_dtype.
         """
         self.shape, self.store, self.retrieve = model.shape, store, retrieve
         self.cmt_keys, self.cmt_values = model.cmt_keys, model.cmt_values
@@ -121,7 +120,9 @@ class MemoryAttention:
     # Speculative prefetch
 
     def enter(self, layer: int, states: Tensor) -> None:
-        """A layer begins with the states [1, T, hidden_size]; told in the order of layers."""
+        """Note the states [1, T, hidden_size] that a layer begins with; called in the order of
+        layers.
+        """
         self._quiet += layer == 0
         self._states = states
 

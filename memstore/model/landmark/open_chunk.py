@@ -1,5 +1,5 @@
-"""What a session of a landmark model remembers: attached documents, blocks of its own, and its open
-chunk, whose keys and values no block holds yet; and where blocks stand for the chunk's queries.
+"""State of a landmark model's session: attached documents, its own blocks, and the open chunk,
+whose keys and values are in no block yet; and positions of blocks for the chunk's queries.
 """
 
 from bisect import bisect_right
@@ -19,8 +19,8 @@ Run = tuple[int, int, int]
 
 @dataclass
 class SessionBlocks:
-    """What a session remembers, oldest first: attached documents, then its own blocks, under an id
-    of the store.
+    """Blocks of a session, oldest first: attached documents, then its own blocks, under an id of
+    the store.
     """
 
     # (document id, blocks); others are attached by `attach`
@@ -31,19 +31,19 @@ class SessionBlocks:
 
     @property
     def own(self) -> int:
-        """How many blocks of its own the session has."""
+        """Number of the session's own blocks."""
         return self.own_end - self.own_first
 
     @property
     def count(self) -> int:
-        """How many blocks there are in all."""
+        """Number of all blocks."""
         return self.attached + self.own
 
     def __post_init__(self) -> None:
         self._count()
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
-        """Remember these documents in the place of those that were attached."""
+        """Attach these documents instead of the earlier ones."""
         self.documents = [*documents]
         self._count()
 
@@ -244,7 +244,7 @@ class OpenChunk:
         return {index: (*content[index], landmarks[index]) for index in range(len(self._layers))}
 
     def drop_finished(self, blocks: FinishedBlocks) -> None:
-        """Let the finished blocks go (the memory has them now); their landmarks are recent ones."""
+        """Drop the finished blocks, which memory has now; their landmarks stay as recent ones."""
         b = self._shape.stride
         moved = self.length // b * b
         rest = self.length - moved

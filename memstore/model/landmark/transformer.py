@@ -1,6 +1,5 @@
-"""The decoder of a landmark model, its configuration, and both with a tokenizer as a model adapter:
-RMSNorm, RoPE attention, SwiGLU, tied embeddings. What attends to what is the caller's, through one
-seam.
+"""The decoder of a landmark model (RMSNorm, RoPE, SwiGLU, tied embeddings), its configuration, and
+both with a tokenizer as a model adapter. The caller computes attention.
 
 `Transformer.hidden(ids, attend)` calls `attend(layer_idx, q, k, v)` once a layer with
 position-free queries, keys and values [B, H, T, D] and goes on with what it returns; training and
@@ -97,18 +96,18 @@ class ModelConfig:
 
     @property
     def landmark_id(self) -> int:
-        """The id before the last; no text has it, nor the last one, the CMT."""
+        """The landmark's token id, the last but one; the last is the CMT's. No text has either."""
         return self.vocab_size - 2
 
     @property
     def lookup(self) -> LookupSettings:
-        """What lookups do unless told otherwise."""
+        """Default settings of lookups."""
         own = {name: getattr(self, name) for name in LOOKUP_SETTINGS if hasattr(self, name)}
         return LookupSettings(**own)
 
     @property
     def shape(self) -> Shape:
-        """What sessions and stores have to know of it."""
+        """The shape that sessions and stores need."""
         fixed = self.old_block_position == "fixed"
         return Shape(
             num_layers=self.num_layers,
@@ -127,9 +126,7 @@ class ModelConfig:
         return asdict(self) | {"memory_layers": list(self.memory_layers or ())}
 
     def architecture(self) -> dict[str, Any]:
-        """`to_dict` without the settings of a lookup, which change nothing that is trained or
-        stored.
-        """
+        """`to_dict` without settings of lookups, which change neither training nor storage."""
         return {
             name: value for name, value in self.to_dict().items() if name not in LOOKUP_SETTINGS
         }
@@ -301,13 +298,11 @@ class Transformer(nn.Module):
 
 
 class LandmarkReader(ModelAdapter):
-    """A transformer whose tokens and heads look blocks up by landmark keys, and its tokenizer: what
-    sessions and searches read with.
+    """A transformer whose tokens and heads look up blocks by landmark keys, with its tokenizer.
 
     cmt_keys: by layer [Hkv, D], the context miss token's key at position -1, whose share of
-    attention is the gate; None for a model without a gate. cmt_values: [L, H, D], what rows that
-    skip their lookup get in its place; None: what they would have given to memory goes to what they
-    have seen.
+    attention is the gate; None for a model without a gate. cmt_values: [L, H, D], for rows
+    that skip their lookup; None: the chunk gets memory's share of their attention.
     """
 
     def __init__(self, transformer: Transformer, tokenizer: Tokenizer) -> None:
