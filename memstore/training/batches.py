@@ -1,5 +1,5 @@
-"""Training batches of recall: windows that state facts in book text and ask for them, memories of
-several such windows with questions from fresh chunks, and the loss weight of every token.
+"""Training batches: windows of book text that state facts and ask for them; memories of such
+windows with chunks that ask for their facts; and the loss weight of every token.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def moved(batch: Batch, device: torch.device) -> Batch:
 
 
 class RecallData:
-    """A reproducible source of batches: the same state gives the same batches, in any process.
+    """A reproducible source of batches: equal states give equal batches, in any process.
 
-    `config` may be replaced between batches (a curriculum); it is no part of the state.
+    `config` may be replaced between batches (a curriculum); the state does not contain it.
     """
 
     def __init__(
@@ -92,20 +92,20 @@ class RecallData:
         self._words = corpus.words
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to continue with the next batch; tensors and numbers."""
+        """State for `restore`, as tensors and numbers."""
         version, numbers, gauss = self._rng.getstate()
         return {"version": version, "numbers": torch.tensor(numbers), "gauss": gauss}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue exactly as the source whose `state()` this is."""
+        """Continue exactly as the source that returned `state`."""
         self._rng.setstate((state["version"], tuple(state["numbers"].tolist()), state["gauss"]))
 
     def windows(self, batch: int, blocks: int, *, gap: float) -> WindowBatch:
-        """`batch` windows of `blocks` blocks of facts, questions for them, and about `gap` tokens
-        of filler after each.
+        """`batch` windows of `blocks` blocks: facts, questions about them, and some `gap` tokens of
+        filler after each.
 
-        Some hold repeated spans or plain text instead, some a pass key as well (shares: see
-        RecallConfig).
+        Shares of them (RecallConfig) hold repeated spans or plain text instead, or a pass key as
+        well.
         """
         config, rng = self.config, self._rng
         pages = []
@@ -126,8 +126,7 @@ class RecallData:
     def memory(self, num_windows: int, blocks: int) -> MemoryBatch:
         """`num_windows` windows of `blocks` blocks to remember, later ones newer.
 
-        No two give different values to the same thing, except where the newer one says that it
-        changes it.
+        Two windows give different values to one thing only where the newer one states an update.
         """
         config, rng = self.config, self._rng
         if rng.random() < config.readings:
@@ -160,7 +159,7 @@ class RecallData:
         return MemoryBatch(ids, weights, facts, text_windows, [], pass_key_window, contents, pools)
 
     def _reading(self, num_windows: int, blocks: int) -> MemoryBatch:
-        """Windows of plain text only, in runs from one place each."""
+        """Windows of plain text only, in runs of consecutive windows of the corpus."""
         windows = range(num_windows)
         run = min(self.config.run, num_windows)
         runs = [list(windows[last - run : last]) for last in range(run, num_windows + 1, run)]
@@ -179,12 +178,11 @@ class RecallData:
     def questions(
         self, memory: MemoryBatch, num_chunks: int, blocks: int, recents: int = 4
     ) -> QuestionBatch:
-        """`num_chunks` chunks of `blocks` blocks that ask for facts of the two windows each
-        of them may read.
+        """`num_chunks` chunks of `blocks` blocks; each asks for facts of the two windows that it
+        may read.
 
-        Half of those that directly follow a window ask first for what its last `recents` blocks
-        state. Of a memory of runs every chunk continues the text of one window and may read its
-        run.
+        Half of the chunks that directly continue a window ask first for facts of its last `recents`
+        blocks. In a memory of runs, each chunk continues the text of a window and may read its run.
         """
         config, rng = self.config, self._rng
         visible = len(memory.runs[0]) if memory.runs else min(_VISIBLE, len(memory.contents))
@@ -213,8 +211,8 @@ class RecallData:
         return QuestionBatch(ids, weights, torch.tensor(views), torch.tensor(continues))
 
     def _view(self, memory: MemoryBatch, visible: int) -> tuple[list[int], str]:
-        """Windows a chunk may read, the one it may follow first, and what for: text, pass key,
-        update or facts.
+        """Windows that a chunk may read, first the one it may continue; and their purpose: text,
+        pass key, update or facts.
         """
         config, rng = self.config, self._rng
         windows = range(len(memory.contents))
@@ -248,8 +246,8 @@ class RecallData:
     def _asked(
         self, memory: MemoryBatch, view: Sequence[int], purpose: str, recents: int
     ) -> list[StatedFact]:
-        """What the windows in view state and nothing out of view contradicts, in the order to ask
-        for it.
+        """Facts of the visible windows that no hidden window contradicts, in the order of the
+        questions.
         """
         rng, size = self._rng, len(memory.contents[0])
         known = [

@@ -1,6 +1,4 @@
-"""Text for training: documents read from files, and all their token ids as one array on disk that
-is sampled from.
-"""
+"""Text for training: documents of files, and their token ids as one array on disk."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ _SLICE_SEGMENTS = 16
 
 
 def read_documents(paths: Iterable[str | Path]) -> Iterator[str]:
-    """Yield the text of each document in `.txt` files (one each) and `.jsonl.zst` files (a "text"
-    field a line).
+    """Yield the documents of `.txt` files (one each) and `.jsonl.zst` files (the field "text" of
+    each line).
 
     Raises InvalidInput, naming the file, for one that is missing, empty, binary or of another kind.
     """
@@ -51,9 +49,7 @@ def read_documents(paths: Iterable[str | Path]) -> Iterator[str]:
 
 
 def passages(documents: Iterable[str], rng: Random, length: int = 24_000) -> Iterator[str]:
-    """Two passages of every document: enough for a tokenizer's merges, and the text need not fit in
-    memory.
-    """
+    """Two random passages of `length` characters of every document, to train a tokenizer on."""
     for text in documents:
         for _ in range(2):
             start = rng.randrange(max(1, len(text) - length))
@@ -75,8 +71,8 @@ def _read_text(path: Path) -> str:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a UTF-8 file that are not blank, with their numbers from 1; a name that
-    ends in .zst is decompressed. Raises InvalidInput for other content, OSError.
+    """Yield the non-blank lines of a UTF-8 file, with their numbers from 1; `.zst` is decompressed.
+    Raises InvalidInput for other content, and OSError.
     """
     with path.open("rb") as file:
         stream: Any = file
@@ -111,7 +107,7 @@ def _read_json_lines(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class TokenCorpus:
-    """All documents of some files as one array of token ids, and words that occur in them.
+    """Documents of files as one array of token ids, and words that occur in them.
 
     `tokens` is uint16 [n] (a memory map), documents one after the other. `words` are lower-case
     words of 4-10 letters to name things with, without those that are held out for evaluation.
@@ -124,7 +120,7 @@ class TokenCorpus:
     def build(
         cls, paths: Sequence[str | Path], tokenizer: Tokenizer, cache_dir: str | Path
     ) -> TokenCorpus:
-        """Tokenise the files into `cache_dir`, or reuse what is there from the same files and
+        """Tokenise the files into `cache_dir`, or reuse the result for the same files and
         tokenizer.
 
         Cached under the tokenizer's fingerprint and the files' names and sizes. Uses
@@ -149,8 +145,8 @@ class TokenCorpus:
         return len(self.tokens)
 
     def offset(self, rng: Random, length: int) -> int:
-        """A random place with at least `length` tokens after it. Raises InvalidInput when the
-        corpus is shorter.
+        """A random offset with at least `length` tokens after it. Raises InvalidInput for a shorter
+        corpus.
         """
         if length > len(self.tokens):
             raise InvalidInput(
@@ -177,17 +173,13 @@ def _write_tokens(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> 
 
 
 def _entity_words(counts: Counter[str]) -> list[str]:
-    """The words to name things with: frequent to middling ones, without the commonest and those
-    held out.
-    """
+    """Words for names: frequent to medium ones, without the commonest and the held-out ones."""
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     first = min(_COMMONEST_SKIPPED, len(ranked) // 10)
     return [word for word in ranked[first : first + ENTITY_WORDS] if not is_held_out(word)]
 
 
 def is_held_out(word: str) -> bool:
-    """Whether a word is kept for evaluation: decided by the word alone, so that every corpus
-    agrees.
-    """
+    """Is a word kept for evaluation? Depends on the word alone, so that all corpora agree."""
     digest = hashlib.blake2b(word.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % 100 < HELD_OUT_PERCENT

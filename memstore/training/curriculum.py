@@ -1,4 +1,4 @@
-"""The stages of training: what batches are made of, how long a stage lasts and how fast it learns
+"""Stages of landmark training: contents of batches, lengths and learning rates
 (docs/appendix/training.md).
 """
 
@@ -10,9 +10,7 @@ from memstore.errors import InvalidConfig
 
 @dataclass(frozen=True)
 class RecallConfig:
-    """What the batches are made of, as far as stages differ in it. A share is a probability between
-    0 and 1.
-    """
+    """Contents of batches, as far as stages differ. A share is a probability, 0 to 1."""
 
     # of an answer's first token: it has to be looked up, the others follow from those before
     first_weight: float = 3.0
@@ -49,7 +47,7 @@ class RecallConfig:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training with its own learning rates; each warms up and decays linearly."""
+    """A part of training with its own learning rates, which warm up and decay linearly."""
 
     name: str
     kind: Literal["windows", "memory"]  # whole windows, or fresh chunks that read windows as memory
@@ -153,9 +151,7 @@ def default_curriculum() -> tuple[Stage, ...]:
 
 
 def stages_from(name: str | None, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """A curriculum from the stage `name` on (None = all of it). Raises InvalidConfig, which lists
-    the names.
-    """
+    """The stages from `name` on (None = all). Raises InvalidConfig, which lists the names."""
     if name is None:
         return stages
     names = [stage.name for stage in stages]

@@ -1,5 +1,5 @@
-"""Fitting a Doubt: questions are asked of memories that lack the answers of some of them, and a
-logistic regression learns when the passages that were read did not hold the answer.
+"""Fit of a Doubt: a model answers questions from memories that lack some of the answers, and a
+logistic regression learns when the passages that it read do not hold the answer.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def fit_doubt(
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
 ) -> tuple[Doubt, dict[str, float]] | None:
-    """Fit a Doubt to a reader that may refuse; also returns the share of unanswerable questions
-    that is refused with each of CAUTIONS, by cross-validation.
+    """Fit a Doubt to a model that can refuse; also returns the share of unanswerable questions
+    refused at each of CAUTIONS, by cross-validation.
 
-    Contexts of one source and language make one memory; `questions` are divided among the largest
-    of these. Asked are questions whose answer is in their context verbatim. None where there are
-    too few questions. Raises InvalidInput for a reader without an adapter that refuses.
+    Texts of one source and language make a memory; `questions` are divided among the largest
+    memories. Only questions whose text holds the answer verbatim are asked. Returns None for too
+    few questions. Raises InvalidInput for a model without an adapter that refuses.
     """
     if reader.refusal is None or reader.adapter is None:
         raise InvalidInput("the model has no reading adapter that refuses")
@@ -84,7 +84,7 @@ def fit_doubt(
 def _ask(
     reader: HuggingFacePassageModel, contexts: Sequence[AskedContext], count: int, rng: Random
 ) -> list[Case]:
-    """Ask so many questions of a memory that lacks some of the contexts."""
+    """Ask `count` questions of a memory that lacks some of the texts."""
     titles = sorted({one.title for one in contexts})
     place = {title: at for at, title in enumerate(rng.sample(titles, len(titles)))}
     some = sorted(contexts, key=lambda one: place[one.title])[: max(8, count // 2)]

@@ -1,5 +1,5 @@
-"""The language of planted facts: made-up things with attributes and values, and the sentences that
-state them, update them and ask for them. facts.txt has the words and the sentence forms.
+"""Planted facts: made-up things with attributes and values, and sentences that state, update and
+ask for them. facts.txt has the words and the sentence forms.
 
 Landmark training and the benchmarks of landmark models plant these facts. Every pool of words and
 every list of sentence forms has a part that training never sees, for the split "held_out".
@@ -71,9 +71,7 @@ _CODAS = ("", "", "", *"nrlstmkd")
 
 @dataclass(frozen=True)
 class Pools:
-    """What facts are made of; few colours, nouns and attributes make facts that are easily mistaken
-    for each other.
-    """
+    """Words that facts are made of; few of a kind make facts that are easy to confuse."""
 
     split: Split = "train"
     colours: tuple[str, ...] = ()
@@ -214,7 +212,7 @@ PASS_KEY_HEAD = (
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing to remember; a pass key is an attribute of nothing."""
+    """One fact; a pass key has no entity."""
 
     entity: str
     attribute: str
@@ -227,9 +225,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Sentence:
-    """Text in parts, each with whether it is the value; a value brings the space before it
-    along.
-    """
+    """Text in parts, each with a flag: is it the value? A value includes the space before it."""
 
     parts: tuple[tuple[str, bool], ...]
 

@@ -1,9 +1,9 @@
-"""What training computes: whole windows by landmark attention, fresh chunks that read windows as a
-memory, the loss of predictions, and the losses of a step.
+"""Losses of landmark training: whole windows by landmark attention, and chunks that read encoded
+windows as a memory.
 
-Chunks take the forward pass of inference, made differentiable (docs/appendix/method.md sections 4
-and 7): old blocks are at one fixed distance, every block of a visible window is attended to instead
-of the top k, and landmarks of all other windows are negatives with values.
+Chunks take a differentiable form of inference's forward pass (docs/appendix/method.md sections 4
+and 7): old blocks are at one fixed distance, a chunk attends to every block of its visible windows
+instead of the top k, and landmarks of all other windows are negatives with values.
 """
 
 import random
@@ -26,7 +26,7 @@ _NEGATIVE_START = -8.0  # of the log-mass of negatives, where it rises
 
 @dataclass(frozen=True)
 class WindowMemory:
-    """One layer's blocks of W encoded windows, as they would be stored.
+    """Blocks of W encoded windows in one layer, as a memory stores them.
 
     keys: [W, Hkv, nb, l + 1, D], rotated by the offset inside the block only, the landmark key
     last. values: [W, Hkv, nb, l, D].
@@ -38,7 +38,8 @@ class WindowMemory:
 
 @dataclass(frozen=True)
 class Negatives:
-    """Blocks of one token each that a chunk should not choose; they compete with what it may read.
+    """Blocks that a chunk should not choose, of one token each; they compete with its visible
+    blocks.
 
     keys, values: [Hkv, N, D], landmark keys and the value that each block stands for.
     """
@@ -55,7 +56,7 @@ def encode_windows(
     cmt: bool = True,
     triton: bool | None = None,
 ) -> tuple[Tensor, list[WindowMemory]]:
-    """Whole windows by grouped-softmax attention at true positions.
+    """Encode whole windows by grouped-softmax attention at true positions.
 
     ids: [W, T], T a multiple of block_size + 1. controlled: [W, nb] bool, blocks under the context
     miss gate. cmt: whether the context miss token takes part (a model learns to retrieve before it
@@ -90,8 +91,8 @@ def encode_windows(
 
 
 def negatives_of(memory: list[WindowMemory], token: int) -> list[Negatives]:
-    """Every block's landmark key with the value of its content token `token`, in the order window,
-    block.
+    """Negatives of all blocks, ordered by window and block: the landmark key, and the value of
+    content token `token`.
     """
     return [
         Negatives(
@@ -112,7 +113,7 @@ def read_memory(
     cmt: bool = True,
     top_k: int | None = None,
 ) -> Tensor:
-    """Chunks that see themselves, the content of some windows as memory, and negatives.
+    """Encode chunks that attend to themselves, to some windows as memory, and to negatives.
 
     chunks: one that continues a window has the window's last top_k blocks, as the model looks them
     up, at their true positions before it; the rest and other windows are at the fixed distance.
@@ -283,9 +284,8 @@ def next_token_loss(model: Transformer, hidden: Tensor, ids: Tensor, weights: Te
 
 
 class Steps:
-    """The losses of steps: batches are drawn, read as windows or as memory and chunks, and the
-    landmarks of earlier steps compete. Draws are made on the CPU, so that they are the same on
-    every device.
+    """Losses of training steps; landmarks of earlier steps are negatives. Batches are drawn on the
+    CPU, so that they are equal on every device.
     """
 
     def __init__(self, model: Transformer, data: RecallData, device: torch.device, seed: int):
@@ -297,7 +297,7 @@ class Steps:
         self._queue: list[list[Negatives]] = []
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on with the next step."""
+        """State for `restore`."""
         return {
             "data": self._data.state(),
             "tokens": self.tokens,
@@ -307,7 +307,7 @@ class Steps:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on as the steps whose `state()` this is."""
+        """Continue exactly as the object that returned `state`."""
         self._data.restore(state["data"])
         self.tokens = state["tokens"]
         self._rng.setstate((3, tuple(state["rng"].tolist()), None))
@@ -318,8 +318,8 @@ class Steps:
         ]
 
     def losses(self, stage: Stage, share: float) -> tuple[Loss, Loss | None]:
-        """Of the next step's windows, and of the chunks that read them (None where whole windows
-        are all). share: of the stage that is done, 0 to 1.
+        """Losses of the next step's windows, and of the chunks that read them (None in stages of
+        whole windows). share: the done part of the stage, 0 to 1.
         """
         return (self._windows if stage.kind == "windows" else self._memory)(stage, share)
 
@@ -395,8 +395,8 @@ class Steps:
         ]
 
     def _enqueue(self, stage: Stage, fresh: list[Negatives], pass_key_window: int | None) -> None:
-        """Keep this step's landmarks for later steps, but never a pass key's: it would answer the
-        next memory's question.
+        """Add this step's landmarks to the queue, except a pass key's, which would answer the next
+        memory's question.
         """
         window = torch.arange(stage.memory_windows).repeat_interleave(stage.memory_blocks)
         keep = window != (-1 if pass_key_window is None else pass_key_window)

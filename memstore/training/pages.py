@@ -1,5 +1,5 @@
-"""Pages of recall training: windows and chunks of book text in which facts are stated and asked
-for, as token ids and loss weights.
+"""Pages of landmark training: windows and chunks of book text that state facts or ask for them, as
+token ids and loss weights.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ _RUN_GAP = 256  # tokens left out between the windows of a run, for chunks that 
 
 
 class Source:
-    """What pages are written from: the tokenizer, the corpus and the one random stream that decides
-    everything.
-    """
+    """Tokenizer, corpus and random generator of pages."""
 
     def __init__(self, tokenizer: Tokenizer, corpus: TokenCorpus, rng: Random) -> None:
         self.rng = rng
@@ -54,7 +52,7 @@ class Source:
 
 @dataclass
 class StatedFact:
-    """A fact as a window of a memory states it."""
+    """A fact stated in a window of a memory."""
 
     fact: Fact
     window: int
@@ -71,9 +69,7 @@ or None where it cannot be updated.
 
 
 class Page:
-    """Content ids (no landmarks) and loss weights of one window or chunk of so many blocks, in the
-    order of writing.
-    """
+    """Content ids (no landmarks) and loss weights of one window or chunk, written in order."""
 
     def __init__(self, source: Source, config: RecallConfig, blocks: int, block_size: int) -> None:
         self.ids: list[int] = []
@@ -88,8 +84,8 @@ class Page:
         self.weights += [weight] * len(ids)
 
     def filler(self, length: float, *, exact: bool = False) -> None:
-        """About `length` tokens of text, at times up to the end of a sentence only unless
-        `exact`.
+        """Write about `length` tokens of text; unless `exact`, it may stop at the end of a
+        sentence.
         """
         n = int(length)
         if n <= 0:
@@ -108,7 +104,7 @@ class Page:
         self.put(text.tolist(), _FILLER)
 
     def finish(self) -> None:
-        """Bring the page to exactly its size."""
+        """Cut or fill the page to its size."""
         while len(self.ids) < self._size:
             self.filler(self._size - len(self.ids), exact=True)
         del self.ids[self._size :], self.weights[self._size :]
@@ -191,8 +187,8 @@ class Page:
             self.put(span[3:], _COPY)
 
     def asked_facts(self, gap: float, pools: Pools, pass_key: bool, known: Known) -> None:
-        """Fill the page with facts, filler between them, and questions for them. `known` holds what
-        must not be stated, and receives what is.
+        """Fill the page with facts, filler between them, and questions for them. `known`: facts
+        that must not be stated again; new ones are added.
         """
         rng = self._rng
         facts: list[Fact] = []
@@ -230,8 +226,8 @@ class Page:
         key: Fact | None,
         known: Known,
     ) -> list[StatedFact]:
-        """Fill the page, window `window` of a memory, with facts; returns those it states to the
-        end. `known` is brought up to date. `key`, if any, is the memory's pass key.
+        """Fill the page, window `window` of a memory, with facts; returns those that are stated
+        completely. `known` is updated. key: the memory's pass key, if any.
         """
         rng = self._rng
         stated: list[StatedFact] = []
