@@ -41,7 +41,7 @@ def read(data: bytes | Path, name: str, limits: Limits = LIMITS) -> Converted:
 
 
 def _content(path: Path, limits: Limits) -> bytes:
-    """A file's bytes. Raises UnreadableDocument beyond the limit of file size."""
+    """A file's bytes, at most one more than the limit. Raises UnreadableDocument."""
     try:
         if path.exists() and not path.is_file():
             raise UnreadableDocument("is not a regular file")
@@ -58,12 +58,12 @@ def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
     try:
         done = run_tied("memstore.documents.child", form, bounds, *_directories(), given=content)
     except OSError as error:
-        raise MemstoreError(f"no process to read documents in did start: {error}") from error
+        raise MemstoreError(f"cannot start a process to read documents: {error}") from error
     if done.returncode < 0:
         raise UnreadableDocument(TOO_MUCH)
     if done.returncode:
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise MemstoreError(f"the process to read documents in did not start: {last}")
+        raise MemstoreError(f"the process to read documents failed: {last}")
     try:
         result: Converted | str = unpack(done.stdout, Converted | str)  # type: ignore[arg-type]
     except ValueError as error:

@@ -27,7 +27,13 @@ _OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _MAGIC: dict[bytes | tuple[bytes, ...], str] = {
     (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*", b"8BPS"): _PICTURE,
     _PACKED: "is a packed file; unpack it first",
-    (b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE\xdf\xa3"): "is a recording",
+    (
+        b"RIFF",
+        b"ID3",
+        b"OggS",
+        b"fLaC",
+        b"\x1aE\xdf\xa3",
+    ): "is audio or video, which cannot be read",
     b"AT&TFORM": "is a DjVu book; save it as PDF",
     b"{\\rtf": "is an RTF document; save it as DOCX",
     b"PK\x05\x06": "is an empty zip",
@@ -66,7 +72,7 @@ def form_of(data: bytes, name: str) -> Form:
             raise UnreadableDocument(what)
     if head[4:8] == b"ftyp":
         picture = head[8:11] in (b"hei", b"mif", b"avi")
-        raise UnreadableDocument(_PICTURE if picture else "is a recording")
+        raise UnreadableDocument(_PICTURE if picture else "is audio or video, which cannot be read")
     if head[60:68] == b"BOOKMOBI":
         raise UnreadableDocument("is a Kindle book; save it as EPUB")
     if suffix in _PROMISED and head.strip():
