@@ -51,10 +51,14 @@ def adapt(
 ) -> None:
     """Fit a Hugging Face model to memories: a reading adapter and a selector.
 
-    The adapter teaches the model to read stored passages; people's questions also teach it to
-    answer from them and to refuse, and text alone does not: an adapter that they taught is kept
-    then. The selector learns to choose the
-    passages of a question. Later commands find adapter and selector by the weights.
+    The adapter teaches the model to read stored passages. With --questions it also learns to answer
+    from them and to refuse; --text does not teach this, and keeps an adapter that has learned it.
+    The selector learns to choose the passages of a question. Later commands find both by the
+    weights.
+
+    A line of the file of questions: {"context": TEXT, "title": TITLE, "questions": [{"question":
+    TEXT, "answers": [TEXT]}]}. Without answers, the model learns to refuse. SmolLM2 learned from
+    tens of thousands of questions; how few are enough is not measured.
     """
     from memstore.compute import Compute
     from memstore.hf.load import load_reader

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from random import Random
 
@@ -27,18 +27,15 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from memstore.errors import InvalidInput
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.hf.reading_adapter import Kind, ReadingAdapter, attach_adapter
+from memstore.hf.reading_adapter import UNKNOWN, Kind, ReadingAdapter, attach_adapter
 from memstore.model.passages.repositioned_attention import attention
-from memstore.model.rotary import Positions
-from memstore.training.reading_questions import (
-    UNKNOWN,
-    AskedContext,
-    Composed,
-    Examples,
-    split_titles,
-)
+from memstore.training.reading_examples import Composed, Examples
+from memstore.training.reading_questions import AskedContext, split_titles
+from memstore.training.train import write_state
 
 _CHECKED = 24  # validation passes
+_EVERY = 600  # seconds between checkpoints
+_ENOUGH = 50  # held-out questions; the standard error of a share is 0.07 then
 # bytes of a GPU for each token, layer and number of a state: twice what SmolLM2 takes; and into how
 # many steps the budget of tokens is divided at least
 _ACTIVATIONS, _STEPS = 150, 300
@@ -50,7 +47,7 @@ _RANK = 16
 class ReadingOptions:
     """tokens: training budget; pool_tokens: passages of a pool; pools: of an optimizer step;
     joined: pools of a forward pass; unanswerable: share of the questions whose gold passage is left
-    out; workers: processes that draw examples, 0 for none; every: seconds between checkpoints.
+    out; workers: processes that draw examples, 0 for none.
     """
 
     tokens: int = 4_000_000
@@ -62,7 +59,6 @@ class ReadingOptions:
     unanswerable: float = 0.08
     workers: int = 0
     seed: int = 0
-    every: int = 600
 
     def on(self, model: HuggingFacePassageModel) -> ReadingOptions:
         """For a GPU: forward passes of as many pools as its free memory and the budget allow."""
@@ -73,6 +69,10 @@ class ReadingOptions:
         joined = max(1, min(fitting, self.tokens // _STEPS) // self.pool_tokens)
         pools, workers = max(self.pools, joined), min(8, os.cpu_count() or 1)
         return replace(self, joined=joined, pools=pools, workers=workers)
+
+    def pools_of(self, examples: Examples, rng: Random) -> Iterator[list[Composed]]:
+        """Pools that are drawn for ever."""
+        return examples.pools(rng, self.pool_tokens, self.most_passages, self.unanswerable)
 
 
 class Pack:
@@ -85,114 +85,98 @@ class Pack:
         ids = list(model.prefix_ids)
         prefix = range(len(ids))
         passages: dict[int, range] = {}
-        asked: list[list[range]] = []  # of each example: prefix, passages, question and answer
-        targets: list[int] = []  # the next token of each answer token; -1 elsewhere
+        rows: list[list[range]] = []  # of each example: prefix, passages, question and answer
+        targets, answering = list[int](), list[int]()
+        self.counts: list[int] = []  # tokens of each answer
         for one in examples:
             turn, _ = model.turn_ids(one.question, first=True)
-            own = [*model.separator_ids, *turn]
             answer = [*model.tokenizer.encode(one.answer), model.end_of_turn]
-            before = [prefix]
+            own, row = [*model.separator_ids, *turn, *answer[:-1]], [prefix]
             if as_text:
-                own = [token for passage in one.passages for token in passage] + own
+                own = [*chain(*one.passages), *own]
             else:
                 for passage in one.passages:
                     if id(passage) not in passages:
                         passages[id(passage)] = range(len(ids), len(ids) + len(passage))
                         ids += passage
-                    before.append(passages[id(passage)])
-            targets += [-1] * (len(ids) + len(own) - 1 - len(targets)) + answer
-            asked.append([*before, range(len(ids), len(ids) + len(own) + len(answer) - 1)])
-            ids += [*own, *answer[:-1]]
-        self.ids = torch.tensor([ids])
-        self.targets = torch.tensor([*targets, *[-1] * (len(ids) - len(targets))])
-        self.counts = [int((self.targets[_at(own)] >= 0).sum()) for *_, own in asked]
-        self.answering = (self.targets >= 0).nonzero()[:, 0]
-        self.targets = self.targets[self.answering]
-        self.read = torch.zeros(1, len(ids), 1)
+                    row.append(passages[id(passage)])
+            rows.append([*row, range(len(ids), len(ids) + len(own))])
+            ids += own
+            targets += answer
+            self.counts.append(len(answer))
+            answering += range(len(ids) - len(answer), len(ids))  # whose next token is a target
+        self.ids, self.targets = torch.tensor([ids]), torch.tensor(targets)
+        self.answering = torch.tensor(answering)
+        self.of_passages = torch.zeros(1, len(ids), 1)
         for span in passages.values():
-            self.read[0, span.start : span.stop] = 1  # tokens of passages
-        by_width: dict[int, list[list[range]]] = {}  # at most half of a batch is padding
-        for row in asked:
-            by_width.setdefault(sum(map(len, row)).bit_length(), []).append(row)
+            self.of_passages[0, span.start : span.stop] = 1
         alone = [[prefix], *([prefix, span] for span in passages.values())]
-        self._rows = [_Rows(some, len(ids)) for some in (alone, *by_width.values())]
-        places = torch.cat([rows.tokens for rows in self._rows])
-        back = torch.empty(len(ids) + 1, dtype=torch.int64)
-        back[places] = torch.arange(len(places))  # -1, padding, comes last
-        self._back = back[:-1]
+        by_width = groupby(sorted(rows, key=_width), _width)  # at most half of a batch is padding
+        self._rows = [_Rows(some, len(ids)) for some in (alone, *(list(g) for _, g in by_width))]
+        computed = torch.cat([rows.tokens.flatten() for rows in self._rows])
+        self._place = torch.empty(len(ids) + 1, dtype=torch.int64)
+        self._place[computed] = torch.arange(len(computed))  # the last one is of -1, padding
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Pack:
-        """Move everything to a device. dtype: of the model's states."""
-        for name in ("ids", "targets", "answering", "_back"):
-            setattr(self, name, getattr(self, name).to(device))
-        self.read = self.read.to(device, dtype)
-        for rows in self._rows:
-            rows.to(device)
-        return self
+    def to(self, device: torch.device) -> None:
+        for part in (self, *self._rows):
+            for name, value in vars(part).items():
+                if isinstance(value, Tensor):
+                    setattr(part, name, value.to(device))
 
     def attend(
         self, model: HuggingFacePassageModel, layer_idx: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """Unrotated q [1, H, T, D], k and v [1, Hkv, T, D] -> [1, H, T, D]."""
         found = [rows.attended(model, layer_idx, q, k, v) for rows in self._rows]
-        return torch.cat(found, 2)[:, :, self._back]
+        return torch.cat(found, 1)[None, :, self._place[:-1]]
+
+
+def _width(row: Sequence[range]) -> int:
+    return sum(map(len, row)).bit_length()
 
 
 class _Rows:
-    """Rows of a pack as a padded batch. The last span of a row attends to all of the row, causally,
-    with queries and keys at consecutive positions.
+    """Rows of a pack as a batch that is padded on the left. The last span of a row attends to all
+    of the row, causally, with queries and keys at consecutive positions.
     """
 
     def __init__(self, rows: Sequence[Sequence[range]], total: int) -> None:
         """rows: of each row, the spans of its tokens, of `total` in the pack."""
-        columns = [torch.cat([_at(span) for span in row]) for row in rows]
-        longest, widest = max(len(row[-1]) for row in rows), max(map(len, columns))
+        parts = [[torch.arange(span.start, span.stop) for span in row] for row in rows]
+        # whose attention is computed, and what they attend to; -1 for padding
+        self.tokens = pad_sequence([row[-1] for row in parts], True, -1, "left")
+        columns = pad_sequence([torch.cat(row) for row in parts], True, -1, "left")
+        self._seen = columns >= 0
         # Padding is read from everywhere: the gradient of a token that is read very often is slow.
-        self._columns = torch.arange(widest).repeat(len(rows), 1) % total
-        for row, column in zip(self._columns, columns):
-            row[: len(column)] = column
-        own = pad_sequence([_at(row[-1]) for row in rows], batch_first=True, padding_value=-1)
-        self.tokens = own.flatten()  # whose attention is computed; -1 for padding
-        spread = torch.arange(len(self.tokens)) % total
-        self._asking = torch.where(self.tokens < 0, spread, self.tokens)
-        starts = torch.tensor([len(c) - len(row[-1]) for c, row in zip(columns, rows)])
-        self._places = starts[:, None] + torch.arange(longest)  # of queries
-        self._reach = int(self._places.max()) + 1
+        spread = torch.arange(columns.numel()).view_as(columns) % total
+        self._columns = torch.where(self._seen, columns, spread)
         self._masks: dict[int | None, Tensor] = {}  # by window
-
-    def to(self, device: torch.device) -> None:
-        for name in ("_columns", "_asking", "_places"):
-            setattr(self, name, getattr(self, name).to(device))
-        self._at = Positions(self._places.flatten(), self._reach)
 
     def attended(
         self, model: HuggingFacePassageModel, layer_idx: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Unrotated q [1, H, T, D], k and v [1, Hkv, T, D] -> [1, H, rows * longest, D]."""
-        rows, longest = self._places.shape
+        """Unrotated q [1, H, T, D], k and v [1, Hkv, T, D] -> [H, rows * longest, D]."""
+        longest, width = self.tokens.shape[1], self._columns.shape[1]
         spec = model.forms[layer_idx]
-        queries = model.rotate(layer_idx, q[:, :, self._asking], self._at)
-        queries = queries.view(q.shape[1], rows, longest, -1).transpose(0, 1)
-        keys = model.rotate(layer_idx, k[0][:, self._columns], range(self._columns.shape[1]))
-        values = v[0][:, self._columns].transpose(0, 1)
-        found = attention(queries, keys.transpose(0, 1), values, spec, self._mask(spec.window))
-        return found.transpose(0, 1).flatten(1, 2)[None]
+        queries = q[0][:, self._columns[:, -longest:]].transpose(0, 1)  # [rows, H, longest, D]
+        keys, values = (x[0][:, self._columns].transpose(0, 1) for x in (k, v))
+        queries = model.rotate(layer_idx, queries, range(width - longest, width))
+        keys = model.rotate(layer_idx, keys, range(width))
+        found = attention(queries, keys, values, spec, self._mask(spec.window))
+        return found.transpose(0, 1).flatten(1, 2)
 
     def _mask(self, window: int | None) -> Tensor:
+        """bool [rows, 1, longest, width]; padding sees itself, since a softmax needs something."""
         if window not in self._masks:
-            places = torch.arange(self._columns.shape[1], device=self._columns.device)
-            distance = self._places[:, None, :, None] - places
-            sees = distance >= 0
-            self._masks[window] = sees if window is None else sees & (distance < window)
+            at = torch.arange(self._columns.shape[1], device=self._columns.device)
+            distance = at[-self.tokens.shape[1] :, None] - at
+            near = (distance >= 0) & (distance < (window or len(at)))
+            self._masks[window] = near & self._seen[:, None, None] | (distance == 0)
         return self._masks[window]
 
 
-def _at(span: range) -> Tensor:
-    return torch.arange(span.start, span.stop)
-
-
 @dataclass(eq=False)
-class Steps(IterableDataset[list[tuple[Pack, Pack | None]]]):
+class Steps(IterableDataset[list[list[Pack]]]):
     """The forward passes of optimizer steps, drawn for ever; each worker process draws others. With
     each pack of a writer comes what its teacher reads: the same examples as text.
     """
@@ -203,45 +187,42 @@ class Steps(IterableDataset[list[tuple[Pack, Pack | None]]]):
     options: ReadingOptions
     seed: int
 
-    def __iter__(self) -> Iterator[list[tuple[Pack, Pack | None]]]:
+    def __iter__(self) -> Iterator[list[list[Pack]]]:
         options, worker = self.options, get_worker_info()
         rng = Random(f"{self.seed} {0 if worker is None else worker.id}")
-        drawn = self.examples.pools(
-            rng, options.pool_tokens, options.most_passages, options.unanswerable
-        )
+        drawn = options.pools_of(self.examples, rng)
         while True:
             as_text = self.kind == "both" and rng.random() < _AS_TEXT
+            forms = (False, True) if self.kind == "writer" else (as_text,)
             pools = list(islice(drawn, options.pools))
             if as_text:  # where nothing is shared
                 pools = [[o for o in some if len(o.passages) <= 4][:_TEXTS] for some in pools]
             parts = [
-                [one for some in pools[at : at + options.joined] for one in some]
+                list(chain(*pools[at : at + options.joined]))
                 for at in range(0, len(pools), options.joined)
             ]
             yield [
-                (
-                    Pack(self.model, some, as_text=as_text),
-                    Pack(self.model, some, as_text=True) if self.kind == "writer" else None,
-                )
-                for some in parts
-                if some
+                [Pack(self.model, some, as_text=form) for form in forms] for some in parts if some
             ]
 
 
 class Reading:
-    """A model with a trainable adapter, and its loss."""
+    """A model with a trainable adapter: its loss, optimizer and checkpoint."""
 
     def __init__(self, model: HuggingFacePassageModel, adapter: ReadingAdapter) -> None:
         self.model, self.adapter = model, adapter
         model.model.requires_grad_(False)
-        self.parameters = attach_adapter(model.model, adapter, torch.float32)
+        self.weights = torch.nn.ParameterList(attach_adapter(model.model, adapter, torch.float32))
+        self.optimizer = torch.optim.AdamW(self.weights, betas=(0.9, 0.98), weight_decay=0.0)
+        self.step = self.seen = self.resumed = 0  # optimizer steps, tokens, interruptions
 
     def logits(self, pack: Pack, *, stock: bool = False) -> Tensor:
         """Logits [answer tokens, vocabulary] of a pack. stock: without the adapter."""
-        pack.to(self.model.device, self.model.dtype)
-        rows = pack.read if self.adapter.kind == "writer" and not stock else not stock
-        attend = partial(pack.attend, self.model)
-        states = self.model.hidden(pack.ids, attend, adapt=rows)
+        pack.to(self.model.device)
+        adapt: bool | Tensor = not stock
+        if adapt and self.adapter.kind == "writer":
+            adapt = pack.of_passages.to(self.model.dtype)
+        states = self.model.hidden(pack.ids, partial(pack.attend, self.model), adapt=adapt)
         return self.model.logits(states[0, pack.answering])
 
     def loss(self, pack: Pack, text: Pack | None = None) -> Tensor:
@@ -278,66 +259,42 @@ class Reading:
             found["unanswerable refused"] = _mean([one > above for one in doubts[False]])
         return found
 
+    def learn(self, passes: Sequence[Sequence[Pack]], rate: float) -> float:
+        """Take an optimizer step, with this learning rate after 20 steps of warm-up -> its loss."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (self.step + 1) / 20)
+        total, drawn = 0.0, sum(len(pack.counts) for pack, *_ in passes)
+        for packs in passes:
+            loss = self.loss(*packs) * (len(packs[0].counts) / drawn)
+            loss.backward()
+            total += float(loss.detach())
+            self.seen += packs[0].ids.numel()
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return total
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        counts = {"step": self.step, "seen": self.seen, "resumed": self.resumed}
+        state = {"weights": self.weights.state_dict(), "optimizer": self.optimizer.state_dict()}
+        write_state(path, state | counts)
+
+    def restore(self, path: Path) -> None:
+        """Load a checkpoint. Raises InvalidInput for one of another adapter."""
+        state = torch.load(path, "cpu", weights_only=True)
+        try:
+            self.weights.load_state_dict(state["weights"])
+        except RuntimeError:
+            raise InvalidInput(f"{path} is of another adapter; remove it") from None
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seen, self.resumed = state["step"], state["seen"], state["resumed"] + 1
+
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def train_reading(
-    reading: Reading,
-    examples: Examples,
-    held_out: Examples,
-    work: Path,
-    options: ReadingOptions,
-    report: Callable[[str], None] = lambda line: None,
-) -> ReadingAdapter:
-    """Train an adapter and store its validation scores in it.
-
-    work: directory of checkpoints; an interrupted run resumes there. Raises InvalidInput for a
-    checkpoint of another adapter, and for texts that are all longer than a pass.
-    """
-    adapter = reading.adapter
-    optimizer = torch.optim.AdamW(reading.parameters, betas=(0.9, 0.98), weight_decay=0.0)
-    drawing = options.pool_tokens, options.most_passages, options.unanswerable
-    next(examples.pools(Random(1), *drawing))  # raises its error here and not in a worker
-    check = list(islice(held_out.pools(Random(1), *drawing), _CHECKED))
-    path = work / f"{adapter.kind}.pt"
-    step, seen, skip = _restore(path, reading, optimizer)
-    steps = Steps(reading.model, adapter.kind, examples, options, 1000 * options.seed + skip)
-    began, before, saved = time.monotonic(), seen, time.monotonic()
-    recent, asked = list[float](), 0
-    for passes in DataLoader(steps, batch_size=None, num_workers=options.workers):
-        if seen >= options.tokens:
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * _schedule(step, seen / options.tokens)
-        total, drawn = 0.0, sum(len(pack.counts) for pack, _ in passes)
-        for pack, text in passes:
-            loss = reading.loss(pack, text) * (len(pack.counts) / drawn)
-            loss.backward()
-            total += float(loss.detach())
-            seen += pack.ids.numel()
-        asked += drawn
-        torch.nn.utils.clip_grad_norm_(reading.parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
-        recent = [*recent[-39:], total]
-        if step % 10 == 0:
-            rate = (seen - before) / (time.monotonic() - began)
-            report(
-                f"step {step}: loss {_mean(recent):.3f}, {asked:,} questions, {seen:,} tokens, "
-                f"{rate:,.0f} a second, {(options.tokens - seen) / rate / 60:,.0f} minutes left"
-            )
-        if time.monotonic() - saved > options.every:
-            _save(path, reading, optimizer, step, seen, skip)
-            report(str(reading.validate(check)))
-            saved = time.monotonic()
-    _save(path, reading, optimizer, step, seen, skip)
-    adapter.scores = reading.validate(check)
-    if before < options.tokens:  # else this run had ended before, and was counted
-        adapter.tokens += seen
-    return adapter
 
 
 def adapt_reading(
@@ -348,52 +305,59 @@ def adapt_reading(
     options: ReadingOptions,
     report: Callable[[str], None] = lambda line: None,
 ) -> ReadingAdapter:
-    """Train a reading adapter for a model on questions; a twentieth of the titles is held out. An
-    adapter of this kind that the model has is trained further.
+    """Train a reading adapter for a model on questions; a twentieth of the titles is held out, and
+    the scores of their questions are stored in it. An adapter of this kind that the model has is
+    trained further.
 
-    work: directory of checkpoints. Raises InvalidInput for questions of fewer than two titles.
+    work: directory of checkpoints; an interrupted run resumes there. Raises InvalidInput for
+    questions of fewer than two titles or without answers, for texts that are all longer than a
+    pool, and for a checkpoint of another adapter.
     """
     parts = split_titles(contexts, options.seed)
-    report("splitting the texts into passages")
-    learned, checked = (Examples(part, model) for part in parts)
-    before = model.adapter
-    if before is None or before.kind != kind:
-        before = ReadingAdapter.untrained(model.model, _RANK, options.seed, kind)
-        before.separator = model.tokenizer.decode(model.separator_ids)
-    before.weights = (model.signature.weights,)
-    reading = Reading(model, before)
-    return train_reading(reading, learned, checked, work, options.on(model), report)
-
-
-def _schedule(step: int, share: float) -> float:
-    return min(1.0, (step + 1) / 20) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share)))
-
-
-def _save(
-    path: Path, reading: Reading, optimizer: torch.optim.Optimizer, step: int, seen: int, skip: int
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".partial")
-    weights = [one.detach().cpu() for one in reading.parameters]
-    state = {"weights": weights, "optimizer": optimizer.state_dict()}
-    torch.save(state | {"step": step, "seen": seen, "skip": skip}, temporary)
-    temporary.replace(path)
-
-
-def _restore(
-    path: Path, reading: Reading, optimizer: torch.optim.Optimizer
-) -> tuple[int, int, int]:
-    """Load a checkpoint, if there is one -> (steps done, tokens seen, times resumed). A resumed run
-    draws new examples.
-    """
-    if not path.is_file():
-        return 0, 0, 0
-    state = torch.load(path, weights_only=True)
-    weights = state["weights"]
-    if [one.shape for one in weights] != [one.shape for one in reading.parameters]:
-        raise InvalidInput(f"{path} is of another adapter; remove it to begin anew")
-    with torch.no_grad():
-        for parameter, weight in zip(reading.parameters, weights):
-            parameter.copy_(weight)
-    optimizer.load_state_dict(state["optimizer"])
-    return state["step"], state["seen"], state["skip"] + 1
+    asking, checking = (sum(len(one.questions) for one in part) for part in parts)
+    few = "" if checking >= _ENOUGH else " (few, so the scores are rough)"
+    report(f"{asking:,} questions to train on, {checking:,} held out{few}; splitting their texts")
+    learned, held_out = (Examples(part, model) for part in parts)
+    options = options.on(model)
+    long = sum(text.tokens > options.pool_tokens for text in learned.texts)
+    if long:
+        report(f"{long:,} texts of over {options.pool_tokens:,} tokens are left out; split them")
+    next(options.pools_of(learned, Random(1)))  # raises its error here and not in a worker
+    check = list(islice(options.pools_of(held_out, Random(1)), _CHECKED))
+    adapter = model.adapter
+    if adapter is None or adapter.kind != kind:
+        adapter = ReadingAdapter.untrained(model.model, _RANK, options.seed, kind)
+        adapter.separator = model.tokenizer.decode(model.separator_ids)
+    adapter.weights = (model.signature.weights,)
+    reading, path = Reading(model, adapter), work / f"{kind}.pt"
+    if path.is_file():
+        reading.restore(path)
+    # a resumed run draws new examples
+    steps = Steps(model, kind, learned, options, 1000 * options.seed + reading.resumed)
+    before, losses, asked = reading.seen, list[float](), 0
+    began = saved = time.monotonic()
+    try:
+        for passes in DataLoader(steps, batch_size=None, num_workers=options.workers):
+            if reading.seen >= options.tokens:
+                break
+            share = reading.seen / options.tokens
+            cosine = 0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share))
+            losses = [*losses[-39:], reading.learn(passes, options.learning_rate * cosine)]
+            asked += sum(len(pack.counts) for pack, *_ in passes)
+            if reading.step % 10 == 0:
+                rate = (reading.seen - before) / (time.monotonic() - began)
+                report(
+                    f"step {reading.step}: loss {_mean(losses):.3f}, {asked:,} questions, "
+                    f"{reading.seen:,} tokens, {rate:,.0f} a second, "
+                    f"{(options.tokens - reading.seen) / rate / 60:,.0f} minutes left"
+                )
+            if time.monotonic() - saved > _EVERY:
+                reading.save(path)
+                report(str(reading.validate(check)))
+                saved = time.monotonic()
+    finally:  # also on Ctrl-C
+        reading.save(path)
+    adapter.scores = reading.validate(check)
+    if before < options.tokens:  # else this run had ended before, and was counted
+        adapter.tokens += reading.seen
+    return adapter

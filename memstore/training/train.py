@@ -1,6 +1,5 @@
-"""A run of landmark training: its configuration, what it trains, its optimizers, and its loop over
-the stages of a curriculum, resumable at every checkpoint, with a file of metrics next to the
-weights.
+"""A run of landmark training: configuration, model, optimizers, and the loop over the stages of a
+curriculum, which resumes at every checkpoint and writes metrics next to the weights.
 """
 
 import json
@@ -8,7 +7,7 @@ import pickle
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -44,8 +43,8 @@ Report = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run. `minutes` bounds the wall clock: the learning rates then decay by whichever
-    runs out first.
+    """One training run. minutes: limit of wall time; learning rates decay by steps or time,
+    whichever ends first.
     """
 
     out: Path  # the directory of the checkpoint, its metrics and its state
@@ -68,8 +67,8 @@ class TrainConfig:
 
 
 class Subject:
-    """What a run trains: a landmark model with its tokenizer, on the device of the run. A model
-    with another memory overrides what differs.
+    """The model that a run trains: a landmark model with its tokenizer, on the run's device.
+    Subclasses train models with other memories.
     """
 
     steps: type[Steps] = Steps  # computes the losses of steps
@@ -77,18 +76,18 @@ class Subject:
     def __init__(
         self, config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
     ) -> None:
-        """resume: the run in `config.out`, whose weights are then copied into the model's."""
+        """resume: the run in `config.out`; its weights are copied into the model's."""
         model, self.tokenizer = begin_model(config, texts, resume)
         self.model: Transformer = model.to(device)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run must have in common with the one that it resumes, in plain values."""
+        """Settings that a resumed run must share, in plain values."""
         return {}
 
     @property
     def learning(self) -> dict[str, Tensor]:
-        """The weights that learn, by name."""
+        """Trainable weights by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def optimizers(self, stage: Stage) -> list[torch.optim.Optimizer]:
@@ -96,16 +95,16 @@ class Subject:
         return make_optimizers(self.model, stage.lr, stage.muon_lr)
 
     def save(self, directory: Path) -> None:
-        """Leave a model that --model takes. Raises OSError."""
+        """Write a model that --model takes. Raises OSError."""
         save_checkpoint(self.model, self.tokenizer, directory)
 
 
 def begin_model(
     config: TrainConfig, texts: Sequence[Path], resume: bool
 ) -> tuple[Transformer, Tokenizer]:
-    """A Transformer of a configuration, from nothing or from the weights of `config.init`, and its
-    tokenizer. resume: of the configuration and with the tokenizer of the run in `config.out`.
-    Raises InvalidConfig, InvalidWeights, InvalidInput.
+    """Make a Transformer and its tokenizer, with new weights or those of `config.init`. resume:
+    with the configuration and tokenizer of the run in `config.out`. Raises InvalidConfig,
+    InvalidWeights, InvalidInput.
     """
     form = _begun_with(config) if resume else config.model
     tokenizer = _tokenizer(config, texts, form, resume=resume)
@@ -250,12 +249,12 @@ def train(
     report: Report | None = None,
     subject: Callable[[TrainConfig, Sequence[Path], torch.device, bool], Subject] = Subject,
 ) -> Transformer:
-    """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
+    """Train on .txt or .jsonl.zst files, and write checkpoints to `config.out`; returns the model.
 
-    resume: go on from the run that is there, with its model and tokenizer. report: called with
-    every line of metrics, the first of which says the precision. subject: makes what is trained. An
-    interrupted run resumes at its last checkpoint. Raises InvalidConfig for a device that this
-    machine does not have, and another model than the resumed run's.
+    resume: continue the run in `config.out` at its last checkpoint, with its model and tokenizer.
+    report: called with every line of metrics; the first states the precision. subject: makes the
+    model. Raises InvalidConfig for a device that this machine lacks, and for a model that differs
+    from the resumed run's.
     """
     device = devices.usable_device(config.device)
     torch.set_num_threads(config.threads)
@@ -303,6 +302,19 @@ def update(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss: 
     torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
     for optimizer in optimizers:
         optimizer.step()
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint of tensors and plain values, atomically and as CPU tensors. Raises
+    OSError.
+    """
+    with replacement(path, mode=0o644) as file:
+        try:
+            torch.save(tree_map_only(Tensor, Tensor.cpu, state), file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # of a disk that is full
+                raise error.__context__ from None
+            raise
 
 
 class _Run:
@@ -408,8 +420,8 @@ class _Run:
         self.write(line)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Write a line of metrics, means over the steps since the last one, to the file and to
-        whoever listens. Raises OSError.
+        """Write and report a line of metrics: means over the steps since the last line. Raises
+        OSError.
         """
         path = self.config.out / "metrics.jsonl"
         try:
@@ -421,9 +433,7 @@ class _Run:
         self._report(line)
 
     def save(self) -> None:
-        """Write the checkpoint and everything a resumed run needs, on the CPU whatever the
-        device.
-        """
+        """Write the model and the state for `restore`. Raises OSError."""
         self.subject.save(self.config.out)
         state = {
             "progress": vars(self.progress),
@@ -434,13 +444,7 @@ class _Run:
             "stages": [stage.name for stage in self.config.stages],
             "precision": self.precision,
         }
-        with replacement(self.config.out / "state.pt", mode=0o644) as file:
-            try:
-                torch.save(tree_map_only(Tensor, Tensor.cpu, state), file)
-            except RuntimeError as error:
-                if isinstance(error.__context__, OSError):  # of a disk that is full
-                    raise error.__context__ from None
-                raise
+        write_state(self.config.out / "state.pt", state)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `save` wrote."""

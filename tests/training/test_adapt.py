@@ -20,9 +20,9 @@ from memstore.model.lookup_settings import CAUTIONS
 from memstore.model.passages.adaptation import UNADAPTED
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.selector import Selector
-from memstore.training.reading_questions import AskedContext, AskedQuestion, drawn, split_titles
+from memstore.training.reading_questions import AskedContext, AskedQuestion, split_titles
 from memstore.training.selectors.learn import LearnConfig, Trained, learn
-from memstore.training.selectors.make_selector import Haystack, Outcome, adapt, gate_of
+from memstore.training.selectors.make_selector import Haystack, Outcome, adapt, drawn, gate_of
 from memstore.training.selectors.states import States, read_states
 from support.tiny_decoder import decoder, saved, tokenizer
 
@@ -150,16 +150,29 @@ def test_questions_whose_answers_no_text_holds_are_refused(reader: HuggingFacePa
         adapt(reader, contexts, config=LEARN)
 
 
-def test_the_command_makes_what_the_model_is_then_read_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small model, for commands that train it briefly."""
     monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
-    model = saved(tmp_path / "model", num_hidden_layers=2)
+    few = partial(LearnConfig, steps=5, batch=8, others=8)
+    monkeypatch.setattr("memstore.training.selectors.learn.LearnConfig", few)
+    monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
+    (tmp_path / "book.txt").write_text("\n\n".join(one.context for one in people(80)))
+    return saved(tmp_path / "model", num_hidden_layers=2)
+
+
+def run(model: Path, *options: str | Path) -> object:
+    command = ["adapt", str(model), "--json", "--reading-tokens", "1000", "--device", "cpu"]
+    return app([*command, *map(str, options)], standalone_mode=False)
+
+
+def test_the_command_makes_what_the_model_is_then_read_with(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     assert load_reader(model).selector.spec.name == "words"
     lines = [
         {
             "context": f"The {thing} weighs {at + 40} pounds. It stands by the door of the mill.",
-            "title": thing,
             "questions": [
                 {"question": f"How much is the {thing}?", "answers": [f"{at + 40}"]},
                 {"question": f"Where is the {thing}?", "answers": ["by the door"]},
@@ -169,28 +182,21 @@ def test_the_command_makes_what_the_model_is_then_read_with(
     ]
     questions = tmp_path / "questions.jsonl"
     questions.write_text("\n".join(map(json.dumps, lines)))
-    few = partial(LearnConfig, steps=5, batch=8, others=8)
-    monkeypatch.setattr("memstore.training.selectors.learn.LearnConfig", few)
-    monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
-    command = ["adapt", str(model), "--questions", str(questions), "--json"]
-    command += ["--reading-tokens", "1000", "--device", "cpu"]
-    assert app(command, standalone_mode=False) in (None, 0)
-    told = json.loads(capsys.readouterr().out)
+    assert run(model, "--questions", questions) in (None, 0)
+    printed = capsys.readouterr()
+    assert "30 questions to train on, 2 held out (few, so" in printed.err
+    told = json.loads(printed.out)
     assert set(told) == {"adapter", "reading", "selector", "file", "scores"}
     assert len(told["scores"]) == 1 + len(CAUTIONS) and "asked" in told["scores"]
     reader = load_reader(model)
     assert reader.adapter is not None and reader.adapter.tokens >= 1000
-    assert reader.selector.spec.name == told["selector"]
-    assert reader.selector.spec.name.startswith("learned")
+    assert reader.selector.spec.name == told["selector"] != "words"
     assert reader.refusal is not None and reader.refusal.doubt == reader.adaptation.doubt
     assert reader.adaptation.doubt is not None
     assert reader.adaptation.weights == reader.signature.weights
     assert not (tmp_path / "cache" / "adapting" / reader.adaptation.weights).exists()
     # a text without questions makes another selector, and this adapter can still refuse
-    book = tmp_path / "book.txt"
-    book.write_text("\n\n".join(one.context for one in people(80)))
-    command = ["adapt", str(model), "--text", str(book), "--json", "--device", "cpu"]
-    assert app(command, standalone_mode=False) in (None, 0)
+    assert run(model, "--text", tmp_path / "book.txt") in (None, 0)
     assert "adapter" not in json.loads(capsys.readouterr().out)
     again = load_reader(model)
     assert again.adapter is not None and again.adapter.digest == reader.adapter.digest
@@ -198,25 +204,16 @@ def test_the_command_makes_what_the_model_is_then_read_with(
 
 
 def test_the_command_adapts_a_model_to_texts_that_nobody_asked_about(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
-    model = saved(tmp_path / "model", num_hidden_layers=2)
-    book = tmp_path / "book.txt"
-    book.write_text("\n\n".join(one.context for one in people(80)))
-    few = partial(LearnConfig, steps=5, batch=8, others=8)
-    monkeypatch.setattr("memstore.training.selectors.learn.LearnConfig", few)
-    monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
-    command = ["adapt", str(model), "--json", "--reading-tokens", "1000", "--device", "cpu"]
     with pytest.raises(typer.BadParameter, match="--questions or --text"):
-        app(command, standalone_mode=False)
+        run(model)
     short = tmp_path / "short.txt"
     short.write_text(prose(0))
-    assert app([*command, "--text", str(short)], standalone_mode=False) not in (None, 0)
+    assert run(model, "--text", short) not in (None, 0)
     assert "two titles; give more or longer texts" in capsys.readouterr().err
-    assert app([*command, "--text", str(book)], standalone_mode=False) in (None, 0)
-    told = json.loads(capsys.readouterr().out)
-    assert set(told["scores"]) == {"asked"}
+    assert run(model, "--text", tmp_path / "book.txt") in (None, 0)
+    assert set(json.loads(capsys.readouterr().out)["scores"]) == {"asked"}
     reader = load_reader(model)
     assert reader.adapter is not None and reader.adapter.kind == "writer"
     assert reader.selector.spec.name.startswith("learned") and reader.refusal is None

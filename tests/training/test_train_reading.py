@@ -2,6 +2,8 @@
 learns and goes on where it was interrupted.
 """
 
+import json
+import re
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from memstore.errors import InvalidInput
+from support.paths import ROOT
 from support.tiny_decoder import decoder, random_adapter, tokenizer
 
 pytest.importorskip("transformers")
@@ -22,12 +25,11 @@ from memstore.model.passages.adaptation import UNADAPTED
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.training.doubt import _ask, _fit, fit_doubt
-from memstore.training.reading import Pack, Reading, ReadingOptions, Steps, train_reading
+from memstore.training.reading import Pack, Reading, ReadingOptions, Steps, adapt_reading
+from memstore.training.reading_examples import Composed, Examples
 from memstore.training.reading_questions import (
     AskedContext,
     AskedQuestion,
-    Composed,
-    Examples,
     questions_of,
     read_questions,
 )
@@ -48,22 +50,21 @@ CONTEXTS = [
 ]
 
 
-def model_of(kind="llama", **changed) -> HuggingFacePassageModel:
-    return HuggingFacePassageModel(
-        decoder(kind, **changed), tokenizer(), UNADAPTED, generating="full", kv_dtype=torch.float32
-    )
+def model_of(kind="llama", adapter=None, **changed) -> HuggingFacePassageModel:
+    form = {"generating": "full", "kv_dtype": torch.float32}
+    model = decoder(kind, **changed)
+    return HuggingFacePassageModel(model, tokenizer(), UNADAPTED, adapter=adapter, **form)
 
 
 def composed(examples, one, most, seed, unanswerable=0.0):
-    places = [list(examples.own(context)) for context in range(len(CONTEXTS))]
-    return examples.compose(one, places, most, Random(seed), unanswerable)
+    return examples.compose(one, examples.texts, most, Random(seed), unanswerable)
 
 
 def test_examples_hold_what_answers_and_others_that_only_look_like_it():
     reader = model_of()
     examples = Examples(CONTEXTS, reader)
     decode = reader.tokenizer.decode
-    weighs, painted = examples.of(0)
+    weighs, painted = examples.texts[0].examples
     for seed in range(20):
         one = composed(examples, weighs, 4, seed)
         texts = [decode(ids) for ids in one.passages]
@@ -96,7 +97,9 @@ def test_a_pack_computes_what_a_session_computes(kind, of):
         reader.model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
     )
     examples = Examples(CONTEXTS, reader)
-    some = [composed(examples, one, 3, 4) for one in (examples.of(n)[0] for n in range(3))]
+    some = [
+        composed(examples, one, 3, 4) for one in (examples.texts[n].examples[0] for n in range(3))
+    ]
     pack = Pack(reader, some, as_text=False)
     with torch.no_grad():
         found = reading.logits(pack).split(pack.counts)
@@ -135,44 +138,43 @@ def test_a_pack_of_text_is_the_stock_models_prompt():
 @pytest.mark.parametrize("of", ["both", "writer"])
 def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatch):
     monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
-    options = ReadingOptions(
-        tokens=8_000,
-        pool_tokens=300,
-        pools=1,
-        learning_rate=0.02 if of == "both" else 0.004,
-        most_passages=2,
-    )
+    monkeypatch.setattr("memstore.training.reading._EVERY", 0)  # a checkpoint after every step
+    options = ReadingOptions(tokens=8_000, pool_tokens=300, pools=1, most_passages=2)
+    options = replace(options, learning_rate=0.02 if of == "both" else 0.004)
+    fresh = model_of(num_hidden_layers=3)
 
-    def untrained(rank: int = 4) -> Reading:
-        reader = model_of(num_hidden_layers=3)
-        return Reading(reader, ReadingAdapter.untrained(reader.model, rank, kind=of))
+    def run(name, report=lambda line: None, adapter=None, **others):
+        model = model_of(num_hidden_layers=3, adapter=adapter)
+        changed = replace(options, **others)
+        return adapt_reading(model, CONTEXTS, of, tmp_path / name, changed, report)
 
-    examples = Examples(CONTEXTS, model_of())
+    def untrained(rank):
+        return ReadingAdapter.untrained(fresh.model, rank, kind=of)
 
-    def run(work: Path, reading: Reading, **others: int) -> Reading:
-        train_reading(reading, examples, examples, work, replace(options, **others))
-        return reading
-
-    trained, fresh = run(tmp_path / "whole", untrained()), untrained()
-    drawn = Steps(fresh.model, of, examples, replace(options, pools=16, joined=4), 7)
+    drawn = Steps(fresh, of, Examples(CONTEXTS, fresh), replace(options, pools=16, joined=4), 7)
     passes = next(iter(drawn))
     assert len(passes) == 4
+    readings = (Reading(fresh, one) for one in (run("whole"), untrained(16)))
     with torch.no_grad():
-        after, before = (sum(float(x.loss(*one)) for one in passes) for x in (trained, fresh))
+        after, before = (sum(float(one.loss(*packs)) for packs in passes) for one in readings)
     assert after < 0.9 * before
-    run(tmp_path / "parts", untrained(), tokens=500, every=0)  # a checkpoint after every step
-    first = torch.load(tmp_path / "parts" / f"{of}.pt")
-    again = run(tmp_path / "parts", untrained(), tokens=1_000, every=0, workers=2)
-    second = torch.load(tmp_path / "parts" / f"{of}.pt")
-    assert (first["skip"], second["skip"]) == (0, 1) and first["step"] < second["step"]
-    assert again.adapter.tokens >= 1_000
-    again.adapter.save(tmp_path / "adapter")  # a run that ended here goes on with its selector
-    model = model_of(num_hidden_layers=3)
-    stored = Reading(model, ReadingAdapter.load(tmp_path / "adapter", model.model))
-    assert run(tmp_path / "parts", stored, tokens=1_000).adapter.digest == again.adapter.digest
-    assert torch.load(tmp_path / "parts" / f"{of}.pt")["step"] == second["step"]
+
+    def interrupt(line):
+        if "right" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("parts", interrupt)
+    checkpoint = tmp_path / "parts" / f"{of}.pt"
+    assert torch.load(checkpoint)["step"] == 1
+    again, ended = run("parts", tokens=1_000, workers=2), torch.load(checkpoint)
+    assert ended["resumed"] == 1 < ended["step"] and again.tokens == ended["seen"] >= 1_000
+    again.save(tmp_path / "adapter")  # a run that ended here goes on with its selector
+    stored = ReadingAdapter.load(tmp_path / "adapter", fresh.model)
+    assert run("parts", adapter=stored, tokens=1_000).digest == again.digest
+    assert torch.load(checkpoint)["step"] == ended["step"]
     with pytest.raises(InvalidInput, match="another adapter"):
-        run(tmp_path / "parts", untrained(rank=8))
+        run("parts", adapter=untrained(8))
 
 
 def test_texts_ask_about_a_word_of_one_of_their_sentences():
@@ -186,16 +188,12 @@ def test_texts_ask_about_a_word_of_one_of_their_sentences():
             assert answer in one.context and word in answer
             assert word not in one.context.replace(answer, "")
     assert found == questions_of(texts, 100, 0) != questions_of(texts, 100, 1)
-    (few,) = questions_of(texts, 1, 0)
-    assert few in found
+    assert questions_of(texts, 1, 0)[0] in found
 
 
 def test_a_word_with_an_accent_is_as_rare_as_it_is():
-    texts = [
-        "Le café de la place est fermé en août.",
-        "Un café du port reste ouvert toute la nuit.",
-    ]
-    (found,) = questions_of([" ".join(texts)], 1, 0)
+    text = "Le café de la place est fermé en août. Un café du port reste ouvert toute la nuit."
+    (found,) = questions_of([text], 1, 0)
     assert len(found.questions) == 2
     assert not any("café" in asked.question for asked in found.questions)
 
@@ -213,30 +211,50 @@ def test_texts_longer_than_a_pass_are_refused_and_a_short_one_is_drawn():
     assert all(islice(alone.pools(Random(0), 300, 8, 0.5), 20))
 
 
-def test_lines_that_are_no_questions_are_named(tmp_path):
-    path = tmp_path / "questions.jsonl"
-    path.write_text(
-        '{"context": "A mill.", "questions": [{"question": "What?"}]}\n{"context": 3}\n'
-    )
-    with pytest.raises(InvalidInput, match=r"questions.jsonl line 2"):
-        read_questions(path)
-    path.write_bytes(b'{"context": "\xff", "questions": []}\n')
-    with pytest.raises(InvalidInput, match="no UTF-8 text"):
-        read_questions(path)
-    (tmp_path / "questions.jsonl.zst").write_bytes(b"not compressed")
+def test_wrong_files_of_questions_are_refused_with_the_line(tmp_path):
+    path, good = tmp_path / "asked.jsonl", b'{"context": "A.", "questions": [{"question": "B?"}]}\n'
+    asked = b'{"context": "A.", "questions": [{"question": "B?", "%s": %s}]}'
+    for wrong, why in (
+        (b'{"context": 3}', "asked.jsonl line 2: Expected `str`, got `int`"),
+        (b'{"context": "A', "line 2: .*truncated"),
+        (b'{"context": "A."}', "line 2: .*missing required field `questions`"),
+        (asked % (b"answer", b'"C"'), "line 2: .*unknown field `answer`"),
+        (asked % (b"answers", b'[""]'), "line 2: .*length >= 1"),
+        (b"\xff", "no UTF-8 text"),
+    ):
+        path.write_bytes(good + wrong)
+        with pytest.raises(InvalidInput, match=why):
+            read_questions(path)
+    (tmp_path / "asked.jsonl.zst").write_bytes(b"not compressed")
     with pytest.raises(InvalidInput, match="no zstandard-compressed"):
-        read_questions(tmp_path / "questions.jsonl.zst")
-    path.write_text('{"context": "A mill.", "questions": []}\n')
+        read_questions(tmp_path / "asked.jsonl.zst")
+    path.write_text('{"context": "A.", "questions": []}\n')
     with pytest.raises(InvalidInput, match="holds no questions"):
         read_questions(path)
 
 
-def test_a_doubt_is_fitted_to_questions_with_and_without_an_answer():
-    model = decoder("llama", num_hidden_layers=2)
-    adapter = replace(random_adapter(model), refuse_above=0.5)
-    reader = HuggingFacePassageModel(
-        model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
+def test_the_program_of_the_page_makes_questions_of_squad(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = {"question": "What turns?", "id": "1", "answers": [{"text": "A mill"}]}
+    others = {"question": "Who?", "answers": [], "is_impossible": True}
+    texts = [{"context": "A mill turns.", "qas": [asked, others]}] * 2
+    page = (ROOT / "docs/models.md").read_text()
+    shown, program = re.findall(r"```(?:json|python)\n(.*?)```", page, re.DOTALL)
+    Path("train-v2.0.json").write_text(
+        json.dumps({"data": [{"title": "Mills", "paragraphs": texts}]})
     )
+    exec(program, {})
+    questions = [AskedQuestion("What turns?", ["A mill"]), AskedQuestion("Who?")]
+    expected = AskedContext("A mill turns.", questions, "Mills")
+    assert read_questions(Path("questions.jsonl")) == [expected, expected]
+    Path("questions.jsonl").write_text(shown)
+    assert len(read_questions(Path("questions.jsonl"))) == 1
+
+
+def test_a_doubt_is_fitted_to_questions_with_and_without_an_answer():
+    plain = decoder("llama", num_hidden_layers=2)
+    adapter = replace(random_adapter(plain), refuse_above=0.5)
+    reader = model_of(num_hidden_layers=2, adapter=adapter)
     contexts = [
         msgspec.structs.replace(one, title=f"{one.title} {n}", source=source)
         for n in range(3)

@@ -1,5 +1,5 @@
-"""Training of the learned selector: a projection alongside a frozen model, from states that were
-computed once.
+"""Training of the learned selector: a projection of a frozen model's states, which are computed
+once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOGETHER = 16  # questions whose scores of all passages are computed at once
 
 @dataclass(frozen=True)
 class LearnConfig:
-    """How the projection is trained."""
+    """Hyperparameters of the projection's training."""
 
     width: int = 64
     steps: int = 1500
@@ -37,7 +37,7 @@ class LearnConfig:
 
 
 class Trained(nn.Module):
-    """What is learned, and the fixed statistics besides. All states are float32."""
+    """Learned weights, and fixed statistics of the states, float32."""
 
     document_mean: Tensor
     document_deviation: Tensor
@@ -73,8 +73,8 @@ class Trained(nn.Module):
         keys: Tensor,
         passages: Sequence[int],
     ) -> Tensor:
-        """Rows [R, hidden] of questions of these lengths, keys [tokens, width] of passages of so
-        many tokens, one after another -> [questions, passages].
+        """Scores [questions, passages] of rows [R, hidden], `lengths` of each question, for keys
+        [tokens, width], `passages` tokens of each passage.
         """
         x = (rows - self.question_mean) / self.question_deviation
         x = F.dropout(x, self.blanked, self.training)
@@ -91,15 +91,15 @@ class Trained(nn.Module):
         return scores.index_add(0, owner, best * weights[:, None])
 
     def selector(self, layer: int) -> Learned:
-        """What has been learned so far, as it is used."""
+        """The learned part of a Selector, from the current weights."""
         names = Projection.__dataclass_fields__
         tensors = {name: getattr(self, name).detach().cpu().clone() for name in names}
         return Learned(layer, Projection(**tensors))
 
     @torch.no_grad()
     def wrong(self, states: States, most: int) -> dict[int, list[int]]:
-        """By Asked.first, the passages of the same collection that score highest of those that do
-        not answer, at most so many.
+        """By Asked.first: the `most` best-scored passages of the same collection that do not
+        answer.
         """
         self.eval()
         device, found, first = self.projection.device, dict[int, list[int]](), 0
@@ -142,10 +142,9 @@ def learn(
     device: torch.device,
     report: Callable[[str], None] = lambda line: None,
 ) -> Trained:
-    """Learn from states; the same for the same seed on a CPU. vocabulary: ids of the model.
+    """Train on states; equal seeds give equal bits on a CPU. vocabulary: number of token ids.
 
-    hard: by Asked.first, passages that are easily taken for the right one. report: called with a
-    line of progress every 50 steps.
+    hard: by Asked.first, hard negatives. report: called with a line of progress every 50 steps.
     """
     torch.manual_seed(config.seed)
     idf = _rarity(states, vocabulary)

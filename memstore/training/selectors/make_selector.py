@@ -1,13 +1,15 @@
-"""Making a selector for a model: a learned projection joined with words, trained on people's
-questions and measured with others.
+"""Making a selector for a model: a learned projection joined with words, trained on questions and
+measured with held-out ones.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
+from random import Random
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +31,7 @@ from memstore.model.passages.selector import (
     confidence,
 )
 from memstore.model.tokenizer import TokenText
-from memstore.training.reading_questions import TOO_FEW, AskedContext, drawn, split_titles
+from memstore.training.reading_questions import TOO_FEW, AskedContext, split_titles
 from memstore.training.selectors.learn import LearnConfig, learn
 from memstore.training.selectors.states import States, read_states
 
@@ -51,7 +53,7 @@ def adapt(
     config: LearnConfig | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Adaptation:
-    """Make a selector for a model from people's questions, and measure it with held-out ones.
+    """Make a selector for a model from questions, and measure it with held-out ones.
 
     report: called with lines of progress. Raises InvalidInput for questions of fewer than two
     titles, and where too few answers are in a passage verbatim.
@@ -92,9 +94,26 @@ def adapt(
     )
 
 
+def drawn(contexts: Sequence[AskedContext], count: int, seed: int) -> list[AskedContext]:
+    """About `count` contexts with answers; a collection's share grows with the square root of its
+    size.
+    """
+    collections: dict[str, list[AskedContext]] = defaultdict(list)
+    for one in contexts:
+        if any(asked.answers for asked in one.questions):
+            collections[one.collection].append(one)
+    roots = {name: len(some) ** 0.5 for name, some in collections.items()}
+    rng, all_roots = Random(seed), sum(roots.values())
+    return [
+        one
+        for name, some in sorted(collections.items())
+        for one in rng.sample(some, min(len(some), math.ceil(count * roots[name] / all_roots)))
+    ]
+
+
 def _alike(states: States, tokenizer: TokenText) -> dict[int, list[int]]:
-    """By Asked.first, the passages of the same collection that share most rare words with the
-    question and that do not answer.
+    """By Asked.first: passages of the same collection that share most rare words with the question
+    and do not answer it.
     """
     selector, first = Selector(), 0
     haystack = Haystack(selector.spec)
@@ -118,7 +137,7 @@ def _alike(states: States, tokenizer: TokenText) -> dict[int, list[int]]:
 def _with_words(
     learned: Learned, haystack: Haystack, states: States
 ) -> tuple[Selector, list[Outcome]]:
-    """The selector with the weight of words that finds most, and what it finds."""
+    """The selector with the best weight of words, and its outcomes."""
     alone, scope = Selector(learned), haystack.scope
     queries = [states.query(one) for one in states.asked]
     by_landmarks = [alone.scores(query, haystack, scope) for query in queries]
@@ -141,7 +160,7 @@ def _with_words(
 
 
 class Haystack:
-    """Passages of many texts, as a memory would hold them for a selector, but in memory alone."""
+    """Passages of many texts with the indexes of a memory, but in RAM only."""
 
     def __init__(self, form: IndexSpec) -> None:
         self._tokens = TokenIndex(form.width) if form.width else None
@@ -151,7 +170,7 @@ class Haystack:
     def add_passages(
         self, selector: Selector, tokenizer: TokenText, passages: Sequence[Captured]
     ) -> None:
-        """One more document, of these passages, with what the selector stores of them."""
+        """Add a document of these passages, as the selector indexes it."""
         number = len(self.scope)
         kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
         if self._tokens is not None and kept:
@@ -175,8 +194,8 @@ class Haystack:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one question: how many passages scored higher than the right one; the best score of all;
-    and how much the best of all that do not answer is above the best of half of them.
+    """Of one question: rank, from 0, of the right passage; the best score; and how much the best
+    wrong score rises as the number of passages doubles.
     """
 
     rank: int
@@ -190,8 +209,8 @@ def _recalls(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 def measure(states: States, scored: Sequence[Tensor]) -> list[Outcome]:
-    """Outcomes of every question of `states`, whose passages a haystack begins with. scored: of
-    each question the scores [blocks of the haystack].
+    """Outcomes of all questions of `states`. scored: scores of each question [passages of the
+    haystack, which begins with those of `states`].
     """
     found = []
     for asked, scores in zip(states.asked, scored, strict=True):
@@ -204,10 +223,11 @@ def measure(states: States, scored: Sequence[Tensor]) -> list[Outcome]:
 
 
 def gate_of(outcomes: Sequence[Outcome], passages: int) -> Gate:
-    """A gate that refuses each share of CAUTIONS of these questions among so many passages.
+    """A gate whose thresholds refuse each share of CAUTIONS of these questions in a memory of
+    `passages` passages.
 
-    It rises half as fast with the number of passages as the best of those that do not answer: what
-    does answer scores no higher among more, so that the errors of both kinds share the rise.
+    The threshold rises with the number of passages half as fast as the best wrong score: right
+    scores do not rise, so that both kinds of errors share the rise.
     """
     best = sorted(outcome.confidence for outcome in outcomes)
     growth = sum(outcome.growth for outcome in outcomes) / len(outcomes) / 2

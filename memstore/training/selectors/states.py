@@ -1,6 +1,4 @@
-"""Texts and questions as a model reads them: the states from which selectors are trained and
-measured.
-"""
+"""States of a model for texts and questions, on which selectors are trained and measured."""
 
 from __future__ import annotations
 
@@ -14,7 +12,8 @@ from torch import Tensor
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.model.passages.selector import Captured, Captures, Query, rooted
-from memstore.training.reading_questions import AskedContext, Examples
+from memstore.training.reading_examples import Examples
+from memstore.training.reading_questions import AskedContext
 
 _ASKED = 4  # questions about a text
 _PIECE = 16  # texts read at once
@@ -23,8 +22,8 @@ _PIECE = 16  # texts read at once
 def captured(
     reader: PassageModel, rows: Sequence[Sequence[int]], captures: Captures, *, asked: bool
 ) -> list[Captured]:
-    """What the reader shows of rows of ids, each read alone after the prefix. asked: the rows are
-    questions, otherwise passages; a reading adapter may adapt these alone.
+    """Captured states of rows of ids, each read alone after the prefix. asked: the rows are
+    questions, else passages, which some adapters adapt alone.
     """
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # fuller passes
     given = (rows[row] for row in order)
@@ -36,7 +35,7 @@ def captured(
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, the passages that answer it, and where its states are: States.rows[first:end].
+    """A question, the passages that answer it, and its states: States.rows[first:end].
 
     ids: tokens of the question alone, without the chat template. context: the number of its text.
     right: the passage that answers. touched: the passages that hold the answer or are needed for
@@ -54,7 +53,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class States:
-    """States, root mean square 1, that enter a layer.
+    """States that enter a layer, scaled to a root mean square of 1.
 
     ids: [N], of all passages, one passage after another; ends: [P], where each passage ends in
     them. passages: float16 [N, hidden]. rows: float16 [R, hidden], those of the questions' own
@@ -72,12 +71,12 @@ class States:
     texts: tuple[tuple[str, int], ...]
 
     def query(self, asked: Asked) -> Query:
-        """A question as passages are searched by it."""
+        """A question as a search takes it."""
         rows = {self.layer: self.rows[asked.first : asked.end]}
         return Query(Captured(list(asked.ids), rows), asked.text)
 
     def shown(self, passage: int) -> Captured:
-        """What was captured of a passage."""
+        """The captured ids and states of a passage."""
         at = self._place(passage)
         return Captured(self.ids[at].tolist(), {self.layer: self.passages[at]})
 
@@ -106,13 +105,13 @@ def read_states(
     asked, rows = list[Asked](), list[Tensor]()
     for first in range(0, len(contexts), _PIECE):
         numbers = range(first, min(first + _PIECE, len(contexts)))
-        ids = [ids for number in numbers for ids in examples.passages(number)]
+        ids = [examples.ids[at] for number in numbers for at in examples.texts[number].passages]
         every += map(torch.tensor, ids)
         shown = captured(reader, ids, captures, asked=False)
         passages += [rooted(one.states[layer]).half() for one in shown]
         chosen = []
         for number in numbers:
-            answered = [one for one in examples.of(number) if one.right]
+            answered = [one for one in examples.texts[number].examples if one.right]
             chosen += rng.sample(answered, min(_ASKED, len(answered)))
         turns = [reader.turn_ids(one.asked.question, first=True) for one in chosen]
         read = [turn[: words.stop] for turn, words in turns]
@@ -124,7 +123,7 @@ def read_states(
                 Asked(
                     one.asked.question,
                     tuple(turn[words.start : words.stop]),
-                    one.context,
+                    one.text,
                     next((at for at in one.right if at in one.holding), one.right[0]),
                     one.holding | set(one.right),
                     begin,
@@ -140,5 +139,5 @@ def read_states(
         torch.cat([*rows, passages[0][:0]]),
         torch.tensor([token for one in asked for token in one.ids], dtype=torch.int64),
         tuple(asked),
-        tuple((one.collection, examples.own(at).stop) for at, one in enumerate(contexts)),
+        tuple((one.collection, one.passages.stop) for one in examples.texts),
     )
