@@ -140,7 +140,7 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatc
     monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
     monkeypatch.setattr("memstore.training.reading._EVERY", 0)  # a checkpoint after every step
     options = ReadingOptions(tokens=8_000, pool_tokens=300, pools=1, most_passages=2)
-    options = replace(options, learning_rate=0.02 if of == "both" else 0.004)
+    options = replace(options, learning_rate=0.02 if of == "both" else 0.001)
     fresh = model_of(num_hidden_layers=3)
 
     def run(name, report=lambda line: None, adapter=None, **others):
