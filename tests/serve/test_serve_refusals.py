@@ -20,7 +20,7 @@ PRESENT = "What is the price of the brown mare?"
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server whose model has a gate."""
-    model = word_reader(gate=Gate((1.0,) * 5))
+    model = word_reader(gate=Gate((0.5,) * 5))
     with serving(tmp_path_factory.mktemp("gated") / "m", model=model) as served:
         yield served
 
