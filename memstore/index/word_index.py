@@ -193,8 +193,9 @@ class WordIndex:
         of weight · idf · tf / (tf + K1·(1 - B + B·length / mean length)).
 
         idf = ln(1 + (N - df + .5) / (df + .5)) over the N blocks of `whole` (None: of the scope),
-        of which df hold the word (as Lucene has it), and the mean is theirs. words: hash -> weight,
-        1 for a plain word. Raises DocumentNotFound if a scope names blocks that are not held.
+        of which df hold the word in their own text (as Lucene has it), and the mean is theirs.
+        words: hash -> weight, 1 for a plain word. Raises DocumentNotFound if a scope names blocks
+        that are not held.
         """
         with self._lock:
             self._settle()
@@ -258,7 +259,8 @@ class WordIndex:
             parts = [postings.find(word) for postings in self._sorted]
             holding = found.holding.get(word)
             if holding is None:
-                holding = sum(int(found.holds[rows].sum()) for rows, _ in parts)
+                own = (found.holds[rows] & (counts >= _OWN) for rows, counts in parts)
+                holding = sum(int(rows.sum()) for rows in own)
                 found.holding[word] = holding
             yield _Weighted(
                 weight * math.log(1 + (found.blocks - holding + 0.5) / (holding + 0.5)),

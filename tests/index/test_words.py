@@ -130,6 +130,20 @@ def test_words_around_a_block_count_a_quarter() -> None:
     assert dict(count_words("fox red fox", "red blue")) == {fox: 8, red: 5, blue: 1}
 
 
+def test_a_word_is_as_rare_as_the_blocks_whose_own_text_holds_it() -> None:
+    """In a list every line has its neighbours' words around it."""
+    lines = [f"The bolt of shelf {word} is {word}" for word in "abcdefgh"]
+    text = "\n".join(lines)
+    starts = [text.index(line) for line in lines]
+    index = WordIndex()
+    near = [around(text, at, at + len(line)) for at, line in zip(starts, lines)]
+    index.add(1, BlockWords.of(list(map(count_words, lines, near))))
+    for number, word in enumerate("abcdefgh"):
+        scores = index.scores(weigh_words(f"Which bolt is on shelf {word}?"), [(1, 0, len(lines))])
+        assert int(scores.argmax()) == number
+    assert index.holding(split_words("bolt b none"), [(1, 0, len(lines))]) == [8, 1, 0]
+
+
 @pytest.mark.parametrize(
     "words", [[(1 << 32, 1)], [(-1, 1)], [(5, 0)], [(5, 1 << 16)], [(5, 1)] * 2]
 )
@@ -141,10 +155,10 @@ def test_what_are_no_words_is_refused(words: list[tuple[int, int]]) -> None:
 def test_a_spread_is_that_of_the_scope_and_of_nothing_else() -> None:
     """A word that is everywhere in one document and once in another is rare in that one."""
     index = WordIndex()
-    for document, words in ((1, [(5, 1)]), (2, [])):
-        blocks = [[*words, (100 + at % 9, 1)] for at in range(6000)]
+    for document, words in ((1, [(5, 4)]), (2, [])):
+        blocks = [[*words, (100 + at % 9, 4)] for at in range(6000)]
         if document == 2:
-            blocks[77] = [(5, 1), (104, 2)]
+            blocks[77] = [(5, 4), (104, 8)]
         index.add(document, BlockWords.of(blocks))
     for scope in ([(2, 0, 6000)], [(1, 0, 6000)], [(1, 0, 6000), (2, 0, 6000)]):
         for words in ({5: 1.0}, {5: 1.0, 104: 0.5}, {9: 1.0}):
