@@ -22,8 +22,8 @@ from memstore.index.block_rows import Ranges, Remembered, Rows, Scope
 
 _SHIFT = np.uint64(32)
 _WORD = re.compile(r"[^\W_]+")
-_STEM = 5  # letters
-_OWN = 4  # how much a block's words count, of words around it
+_STEM = 5  # letters of a word that its forms share
+_OWN = 4  # times that a block's own word is counted; one around it is counted once
 _AROUND = 300  # characters on each side
 _CODE = 3.0  # how much a word with a digit counts of a question
 
@@ -49,27 +49,28 @@ def _hash(word: str) -> int:
     return xxh32_intdigest(word.encode("utf-8", "surrogatepass"))
 
 
-def _words(text: str) -> list[str]:
+def _words(text: str) -> Iterator[str]:
     if not text.isascii():
         text = "".join(c for c in normalize("NFKD", text) if not combining(c))
         text = normalize("NFC", text)
-    words = _WORD.findall(text.casefold())
-    both = [[word, word[:_STEM]] if word.isalpha() else [word] for word in words]
-    return [one for some in both for one in dict.fromkeys(some)]
+    for word in _WORD.findall(text.casefold()):
+        yield word
+        if word.isalpha() and len(word) > _STEM:
+            yield word[:_STEM]
 
 
 def around(text: str, start: int, end: int) -> str:
-    """What stands around characters start .. end of a text, near enough to count for them."""
+    """The 300 characters before and the 300 behind characters start .. end of a text."""
     return text[max(0, start - _AROUND) : start] + text[end : end + _AROUND]
 
 
-def count_words(text: str, around: str = "") -> list[tuple[int, int]]:
+def count_words(text: str, near: str = "") -> list[tuple[int, int]]:
     """What a memory keeps of a block: the distinct words of its text, each counted four times, and
     of the text around it, counted once. A question's words may stand in a sentence before the one
     that answers.
     """
     found = Counter({word: _OWN * n for word, n in Counter(split_words(text)).items()})
-    found.update(split_words(around))
+    found.update(split_words(near))
     return sorted(found.items())
 
 

@@ -31,7 +31,7 @@ from memstore.hf.reading_adapter import UNKNOWN, Kind, ReadingAdapter, attach_ad
 from memstore.model.passages.repositioned_attention import attention
 from memstore.training.reading_examples import Composed, Examples
 from memstore.training.reading_questions import AskedContext, split_titles
-from memstore.training.train import write_state
+from memstore.training.train import read_state, write_state
 
 _CHECKED = 24  # validation passes
 _EVERY = 600  # seconds between checkpoints
@@ -283,11 +283,11 @@ class Reading:
         write_state(path, state | counts)
 
     def restore(self, path: Path) -> None:
-        """Load a checkpoint. Raises InvalidInput for one of another adapter."""
-        state = torch.load(path, "cpu", weights_only=True)
+        """Load a checkpoint. Raises InvalidInput for one of another adapter, or damaged."""
+        state = read_state(path)
         try:
             self.weights.load_state_dict(state["weights"])
-        except RuntimeError:
+        except (KeyError, RuntimeError):
             raise InvalidInput(f"{path} is of another adapter; remove it") from None
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seen, self.resumed = state["step"], state["seen"], state["resumed"] + 1

@@ -270,13 +270,7 @@ def train(
         )
     state: dict[str, Any] | None = None
     if resume:
-        try:
-            state = torch.load(state_path, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise InvalidInput(
-                f"{state_path} is damaged and cannot be resumed; start again in another directory: "
-                f"{error}"
-            ) from None
+        state = read_state(state_path)
     trained = subject(config, texts, device, resume)
     corpus = TokenCorpus.build(texts, trained.tokenizer, config.out / "tokens")
     precision: str = config.precision
@@ -315,6 +309,17 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
             if isinstance(error.__context__, OSError):  # of a disk that is full
                 raise error.__context__ from None
             raise
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What write_state wrote. Raises InvalidInput for a file that is not whole."""
+    try:
+        state: dict[str, Any] = torch.load(path, "cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise InvalidInput(
+            f"{path} is damaged and cannot be resumed; remove it, or start elsewhere: {error}"
+        ) from None
+    return state
 
 
 class _Run:

@@ -126,7 +126,6 @@ def test_words_around_a_block_count_a_quarter() -> None:
 
 
 def test_a_word_is_as_rare_as_the_blocks_whose_own_text_holds_it() -> None:
-    """In a list every line has its neighbours' words around it."""
     lines = [f"The bolt of shelf {word} is {word}" for word in "abcdefgh"]
     text = "\n".join(lines)
     index = WordIndex()

@@ -175,6 +175,9 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatc
     assert torch.load(checkpoint)["step"] == ended["step"]
     with pytest.raises(InvalidInput, match="another adapter"):
         run("parts", adapter=untrained(8))
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(InvalidInput, match="damaged"):
+        run("parts")
 
 
 def test_texts_ask_about_a_word_of_one_of_their_sentences():

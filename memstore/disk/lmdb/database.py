@@ -263,7 +263,7 @@ class Database(Closing):
         work: Callable[[Transaction], T | None] = change or (lambda transaction: None)
         with self.writer(), self._environment.write_mutex:
             with self.read():
-                pass  # reopened if need be
+                pass  # to begin reopens what a failed write left unusable
             return self._environment.rewrite(work, before_switch)
 
     def close(self) -> None:

@@ -242,7 +242,7 @@ class Selector:
         return (weights[:, None] * store.token_maxima(rows, scope)).T
 
 
-_WORDS = "bm25 of words and stems"  # of what is counted; a memory with other words is read again
+_WORDS = "bm25 of words and stems"  # what is counted; a memory of anything else is refused
 
 
 def _spec(learned: Learned | None, word_weight: float) -> IndexSpec:

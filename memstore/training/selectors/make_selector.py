@@ -177,7 +177,8 @@ class Haystack:
             self._tokens.add(number, torch.cat(kept), [len(one.ids) for one in passages])
         texts = [tokenizer.decode(one.ids) for one in passages]
         starts = accumulate((len(text) + 1 for text in texts), initial=0)
-        near = [around("\n".join(texts), at, at + len(text)) for at, text in zip(starts, texts)]
+        joined = "\n".join(texts)
+        near = [around(joined, at, at + len(text)) for at, text in zip(starts, texts)]
         words = selector.words(zip(texts, near))
         if self._words is not None and words is not None:
             self._words.add(number, BlockWords.of(words))
