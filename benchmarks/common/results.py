@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -61,7 +62,14 @@ def given(options: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
+_LIST = re.compile(r"\[\n\s*([^][{}]*)\n\s*\]")  # that holds no other, nor a bracket in a string
+
+
+def _on_a_line(found: re.Match[str]) -> str:
+    return "[" + re.sub(r"\n\s*", " ", found[1]) + "]"
+
+
 def _save(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1))
+    path.write_text(_LIST.sub(_on_a_line, json.dumps(content, indent=1)))
     print(f"\nwritten: {path}")
