@@ -5,7 +5,6 @@ A file is a cache: it is read only if it is whole and of this kind, and deleting
 FAISS is imported here alone, and only where it is used.
 """
 
-import errno
 import importlib.util
 import mmap
 import os
@@ -22,12 +21,11 @@ import torch
 import xxhash
 
 from memstore.decode import Count, unpack
-from memstore.disk.files import DATA, NO_SPACE, mode_of, open_regular, replacement
-from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull, install_extra
+from memstore.disk.files import DATA, NO_SPACE, mode_of, open_regular, replacement, storage_full
+from memstore.errors import InvalidInput, ReadOnlyMemory, install_extra
 
 _MAGIC = b"memstore index 2\n"
 _FIXED = len(_MAGIC) + 16  # then the header's length and its checksum
-_KINDS = "<f4", "<f4", "<u4", "<u4"  # of the arrays of lists before their codes
 
 Pieces = list[bytes | memoryview]  # a file's content
 
@@ -75,9 +73,9 @@ def encode_file(header: dict[str, Any], parts: Sequence[np.ndarray]) -> Pieces:
 def write_file(path: Path, pieces: Pieces | None) -> int:
     """Replace a file, or remove it (None); return its bytes. Raises StorageFull, ReadOnlyMemory."""
     directory = path.parent
+    if directory.is_symlink():
+        raise ReadOnlyMemory(f"{directory} cannot be written: it is a link")
     try:
-        if directory.is_symlink():
-            raise NotADirectoryError(errno.ENOTDIR, "it is a link", str(directory))
         if pieces is None:
             path.unlink(missing_ok=True)
             return 0
@@ -91,9 +89,7 @@ def write_file(path: Path, pieces: Pieces | None) -> int:
             return file.tell()
     except OSError as error:
         if error.errno in NO_SPACE:
-            raise StorageFull(
-                f"{directory}: no room for the index; make room and run it again"
-            ) from error
+            raise storage_full(directory, error.strerror) from error
         raise ReadOnlyMemory(f"{directory} cannot be written: {error.strerror}") from error
 
 
@@ -163,15 +159,13 @@ def arrays_of(index: Any) -> list[np.ndarray]:
     uint32 [lists], ids uint32 [vectors], then the codes of each list, uint8.
     """
     library = faiss()
-    lists = library.downcast_InvertedLists(index.invlists)
-    sizes = np.array([lists.list_size(number) for number in range(index.nlist)], np.uint32)
-    ids, codes = [np.zeros(0, np.uint32)], []
-    for number, size in enumerate(sizes.tolist()):
-        ids.append(library.rev_swig_ptr(lists.get_ids(number), size).astype(np.uint32))
-        codes.append(library.rev_swig_ptr(lists.get_codes(number), _code_bytes(lists, size)))
+    lists, held = library.downcast_InvertedLists(index.invlists), library.rev_swig_ptr
+    sizes = [lists.list_size(number) for number in range(index.nlist)]
+    ids = [held(lists.get_ids(n), size).astype(np.uint32) for n, size in enumerate(sizes)]
+    codes = [held(lists.get_codes(n), _code_bytes(lists, size)) for n, size in enumerate(sizes)]
     centroids = index.quantizer.reconstruct_n(0, index.nlist)
     codebook = library.vector_to_array(_codebook(index))
-    return [centroids, codebook, sizes, np.concatenate(ids), *codes]
+    return [centroids, codebook, np.array(sizes, np.uint32), np.concatenate(ids), *codes]
 
 
 def index_of(codes: str, width: int, parts: Iterator[np.ndarray]) -> tuple[Any, np.ndarray]:
@@ -179,31 +173,33 @@ def index_of(codes: str, width: int, parts: Iterator[np.ndarray]) -> tuple[Any, 
     `empty_lists` takes them. Raises ValueError where the arrays contradict each other, InvalidInput
     where FAISS is missing.
     """
-    # copies: the file may be changed or removed, and a copy is aligned
-    centroids, codebook, sizes, ids = (
-        np.array(part).view(kind) for part, kind in zip(islice(parts, 4), _KINDS)
-    )
-    coded, counts = [*islice(parts, len(sizes))], sizes.tolist()
-    centroids = centroids.reshape(-1, width)
-    library, index = faiss(), empty_lists(codes, width, len(centroids))
-    lists = library.downcast_InvertedLists(index.invlists)
+    centroids, codebook = floats(next(parts)), floats(next(parts))
+    sizes, ids = (np.array(part).view("<u4") for part in islice(parts, 2))
+    library, index = faiss(), empty_lists(codes, width, len(sizes))
+    index.quantizer.add(centroids.reshape(len(sizes), width))
     numbers = 2 * width if codes == "SQ8" else 16 * width  # the least and the range; 16 levels
-    if (
-        [len(one) for one in coded] != [_code_bytes(lists, size) for size in counts]
-        or (len(centroids), len(ids), codebook.size) != (len(counts), sum(counts), numbers)
-        or not (np.isfinite(centroids).all() and np.isfinite(codebook).all())
-    ):
+    library.copy_array_to_vector(codebook.reshape(numbers), _codebook(index))
+    lists = library.downcast_InvertedLists(index.invlists)
+    if len(ids) != sizes.sum():
         raise ValueError("its lists contradict each other")
-    index.quantizer.add(centroids)
-    library.copy_array_to_vector(codebook, _codebook(index))
-    index.is_trained, index.ntotal, end = True, len(ids), 0
-    for number, size in enumerate(counts):
-        if size:
-            lists.resize(number, size)
-            library.rev_swig_ptr(lists.get_ids(number), size)[:] = ids[end : end + size]
-            library.rev_swig_ptr(lists.get_codes(number), len(coded[number]))[:] = coded[number]
-            end += size
+    for number, own in enumerate(np.split(ids, np.cumsum(sizes)[:-1])):
+        lists.resize(number, len(own))
+        coded = next(parts).reshape(_code_bytes(lists, len(own)))
+        if len(own):
+            library.rev_swig_ptr(lists.get_ids(number), len(own))[:] = own
+            library.rev_swig_ptr(lists.get_codes(number), len(coded))[:] = coded
+    index.is_trained, index.ntotal = True, len(ids)
     return index, ids
+
+
+def floats(part: np.ndarray) -> np.ndarray:
+    """The numbers float32 [n] of a part, copied: the file may be changed or removed, and a copy is
+    aligned. Raises ValueError unless all are finite.
+    """
+    numbers = np.array(part).view("<f4")
+    if not np.isfinite(numbers).all():
+        raise ValueError("its numbers are not finite")
+    return numbers
 
 
 def _codebook(index: Any) -> Any:

@@ -12,7 +12,6 @@ docs/appendix/index.md has what that is worth.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from memstore.decode import Positive, Share
 from memstore.errors import InvalidInput, install_extra
 from memstore.index.block_rows import Ranges, Remembered, Scope
-from memstore.index.index_file import Parts, arrays_of, empty_lists, faiss, index_of
+from memstore.index.index_file import Parts, arrays_of, empty_lists, faiss, floats, index_of
 
 RECALL = 0.95  # share of the true top blocks that an engine is calibrated to find
 RESCORED = 4  # candidates a wanted block that an engine proposes, before their exact scores choose
@@ -303,12 +302,8 @@ class Engine:
         rest, heads = iter(parts), list[HeadEngine]()
         rows = sum(blocks for _, blocks, _ in header.documents)
         for effort, recall in zip(header.efforts, header.recalls, strict=True):
-            # copies: the file may be changed or removed, and a copy is aligned
-            metric = [np.array(part).view("<f4") for part in islice(rest, 3)]
-            if not all(np.isfinite(part).all() for part in metric):
-                raise ValueError("its metric is not finite")
             shapes = (dim,), (dim, dim), (dim, dim)
-            metric = [part.reshape(shape) for part, shape in zip(metric, shapes)]
+            metric = [floats(next(rest)).reshape(shape) for shape in shapes]
             index, ids = index_of("SQ8", dim, rest)
             if len(ids) != rows or not np.array_equal(np.sort(ids), np.arange(rows)):
                 raise ValueError("its rows are not each there once")

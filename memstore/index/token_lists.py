@@ -8,16 +8,17 @@ bound do on average, by a sample (lists and residuals: PLAID, arXiv 2205.09707; 
 XTR, arXiv 2304.01982; codes of 4 bits that are summed in registers: FAISS's FastScan).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from memstore.decode import Block, Positive
-from memstore.disk.format.runs import BlockWords, Run
+from memstore.disk.format.document import Document
+from memstore.disk.format.runs import BlockWords, IndexSpec, Run
 from memstore.index.index_file import (
     Parts,
     Pieces,
@@ -62,6 +63,15 @@ class Covered(NamedTuple):
     blocks: Block
     state: bytes  # changes with the document
 
+    @classmethod
+    def of(cls, row: Document) -> "Covered":
+        """A document as it is: equal to no other's, nor to what it was or will be."""
+        return cls(row.name, row.blocks, xxh3_64_digest(row.write))
+
+
+Read = Callable[[bool], Iterable[tuple[Covered, Run, BlockWords | None]]]
+"""Documents with their token landmarks and, if asked for, their words."""
+
 
 class _Header(Parts):
     digest: str  # of the selector
@@ -99,22 +109,21 @@ class PassageLists:
         q: np.ndarray,
         weights: np.ndarray,
         most: tuple[int, int],
-        inside: np.ndarray | None,
+        inside: np.ndarray,
         added: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> tuple[np.ndarray, tuple[float, float]] | None:
         """The passages that are probably best, int64 [n], ascending: so many at least, where lists
         hold them, and at most; mean and standard deviation of the scores of all, by the sample.
 
         q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1; inside:
-        bool [passages], which may be proposed (None: all). added: passages int64 [n], each once,
-        and what is added to their scores, float32 [n], in standard deviations of all scores. None
-        where too few passages are in the sample, or too many tokens weigh alike.
+        bool [passages], which may be proposed. added: passages int64 [n], each once, and what is
+        added to their scores, float32 [n], in standard deviations of all scores. None where too few
+        passages are in the sample, or too many tokens weigh alike.
         """
-        rows, lengths = np.arange(0, len(self.lengths), self.stride), self.lengths[:: self.stride]
-        in_scope = slice(None) if inside is None else inside[rows]
+        lengths, in_scope = self.lengths[:: self.stride], inside[:: self.stride]
         heaviest = np.argsort(-weights)
         heavy = heaviest[: 1 + int((np.cumsum(weights[heaviest]) < _HEAVY).sum())]
-        enough = len(rows[in_scope]) >= _LEAST_SAMPLED and np.isfinite(weights).all()
+        enough = in_scope.sum() >= _LEAST_SAMPLED and np.isfinite(weights).all()
         if not enough or len(heavy) > _MOST_HEAVY:
             return None
         q, weights = q[heavy], weights[heavy]
@@ -137,16 +146,14 @@ class PassageLists:
         scores = weights @ maxima
         if added is not None:
             total[added[0]] += added[1] * scores.std()
-        if inside is not None:
-            total[~inside] = 0
+        total *= inside
         rows = _best(total, most, _RANGE * float(scores.std()))
         scores /= weights.sum()
         return np.sort(rows), (float(scores.mean()), float(scores.std()))
 
     def encode(self) -> Pieces:
         """The lists as the content of a file, the header first."""
-        covered = [list(one) for one in self.covered]
-        header = {"digest": self.digest, "covered": covered, "stride": self.stride}
+        header = {"digest": self.digest, "covered": self.covered, "stride": self.stride}
         none = np.zeros(0)
         of_words, (keys, counts) = self.words or (none, (none, none))
         arrays = self.digests, keys, counts, of_words, self.lengths, self.sample
@@ -158,17 +165,15 @@ def _best(total: np.ndarray, most: tuple[int, int], within: float) -> np.ndarray
     """Rows of the greatest of totals [rows], so many at least and at most: those not further than
     `within` below the eighth, without rows of total 0.
     """
+    least, greatest = most
     rows = np.flatnonzero(total > 0)
-    totals = total[rows]
-    least, greatest = (min(each, len(rows)) for each in most)
     if greatest < len(rows):
-        kept = np.argpartition(totals, len(rows) - greatest)[-greatest:]
-        rows, totals = rows[kept], totals[kept]
-    if least <= _AMONG:
+        rows = rows[np.argpartition(total[rows], -greatest)[-greatest:]]
+    if len(rows) <= least:
         return rows
-    order = np.argsort(-totals)
-    near = int(np.searchsorted(-totals[order], within - totals[order[_AMONG - 1]], "right"))
-    return rows[order[: max(least, near)]]
+    rows = rows[np.argsort(-total[rows])]
+    near = total[rows] >= total[rows[_AMONG - 1]] - within
+    return rows[: max(least, int(near.sum()))]
 
 
 def covered_by(content: np.ndarray, digest: str) -> list[Covered]:
@@ -213,43 +218,48 @@ def decode(content: np.ndarray, digest: str, width: int) -> PassageLists:
 
 
 def build(
-    some: np.ndarray,
-    tokens: int,
+    read: Read,
     blocks: int,
-    documents: Iterable[tuple[Covered, Run, BlockWords | None]],
-    digest: str,
-) -> PassageLists:
-    """Lists of documents by their token landmarks and words. some: int8 [n, width], TRAINED
-    landmarks a list, or as many as there are; tokens, blocks: of all documents; digest: of the
-    selector. Raises InvalidInput where FAISS is missing.
+    tokens: int,
+    spec: IndexSpec,
+    report: Callable[[int, int], None] = lambda done, tokens: None,
+) -> PassageLists | None:
+    """Lists of documents, which are read twice; None where too few are left of them.
+
+    blocks, tokens: of all documents; spec: of the selector; report: called with (tokens done,
+    tokens). Raises InvalidInput where FAISS is missing.
     """
-    index, stride = empty_lists(_KIND, some.shape[1], lists_of(tokens)), max(1, blocks // SAMPLED)
+    lists = min(1 << int(np.log2(max(1, tokens)) / 2), max(1, tokens // TRAINED))
+    step, stride = max(1, tokens // (TRAINED * lists)), max(1, blocks // SAMPLED)
+    some = [run.landmarks[::step].copy() for _, run, _ in read(False)]
+    if sum(map(len, some)) < lists:
+        return None
+    index = empty_lists(_KIND, spec.width, lists)
     index.cp.niter, index.cp.seed = _ROUNDS, 1234
-    index.train(some.astype(np.float32) / INT8_STEPS)
-    covered, digests, lengths, sample = [], list[int](), [np.zeros(0, np.int64)], [some[:0]]
+    index.train(np.concatenate(some).astype(np.float32) / INT8_STEPS)
+    covered, digests, lengths, sample = [], list[int](), [], [some[0][:0]]
     words: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # keys, counts, words of passages
-    for document, run, of_document in documents:
+    report(0, tokens)
+    for document, run, of_document in read(True):
         first = len(digests)
         rows = np.arange(first, first + document.blocks)
         vectors = run.landmarks.astype(np.float32) / INT8_STEPS
         index.add_with_ids(vectors, np.repeat(rows, run.sizes))
         each = np.split(run.landmarks, np.cumsum(run.sizes)[:-1])
         digests += [xxh3_64_intdigest(one.data) for one in each]
-        sample += [one.copy() for one, row in zip(each, rows.tolist()) if row % stride == 0]
+        sample += [one.copy() for one in each[-first % stride :: stride]]
         covered.append(document)
         lengths.append(run.sizes)
         if of_document is not None:
             words.append(by_row(of_document, first))
+        report(index.ntotal, tokens)
+    if not covered:
+        return None
     of_words = None
     if words:
         keys, counts, in_each = map(np.concatenate, zip(*words))
         of_words = in_each, HeldPostings.of(keys, counts)
     return PassageLists(
         index, np.concatenate(lengths), np.array(digests, np.uint64), stride,
-        np.concatenate(sample), of_words, covered, digest,
+        np.concatenate(sample), of_words, covered, spec.digest,
     )  # fmt: skip
-
-
-def lists_of(tokens: int) -> int:
-    """How many lists so many landmarks are put into: up to the square root."""
-    return min(1 << int(np.log2(max(1, tokens)) / 2), max(1, tokens // TRAINED))

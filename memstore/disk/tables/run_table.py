@@ -9,21 +9,16 @@ landmark a row of int8 [width]; a distinct word of a block a row of its hash (u3
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from memstore.block import Geometry
-from memstore.disk.format.runs import RUN_BLOCKS, BlockWords, IndexSpec, Kind, Run, joined, kinds_of
-from memstore.disk.lmdb.transaction import (
-    Transaction,
-    ValuePart,
-    document_range,
-    read_run_key,
-    run_key,
-    run_range,
-)
+from memstore.disk.format.document import Document
+from memstore.disk.format.runs import RUN_BLOCKS, IndexSpec, Kind, Run, joined, kinds_of
+from memstore.disk.lmdb.transaction import Transaction, ValuePart, read_run_key, run_key, run_range
 from memstore.errors import CorruptMemory
 
 _TABLE = "landmarks"
@@ -125,21 +120,20 @@ class RunTable:
         value = txn.get_checked(_TABLE, run_key(document, part, first_block))
         return None if value is None else self._decode(document, part, first_block, value)
 
-    def runs(self, txn: Transaction, document: int) -> Iterator[tuple[int, Run]]:
-        """Every run of a document, and its part, in order of part and block; copies, safe to keep.
-
-        The iterator lives in the transaction. Raises CorruptMemory, also for what is no run of this
-        memory.
-        """
-        for key, value in txn.scan_checked(_TABLE, *document_range(document)):
-            _, part, first = read_run_key(key)
-            yield part, self._decode(document, part, first, value)
-
-    def tokens(self, txn: Transaction, document: int) -> Run:
-        """A document's token landmarks. Raises CorruptMemory where some are missing."""
-        assert self.spec is not None
-        none = Run.of_tokens(0, np.zeros((0, self.spec.width), np.int8), np.zeros(0, np.int64))
-        return joined(0, [none, *self._of_kind(txn, document, "token")])
+    def whole(self, txn: Transaction, document: Document, part: int) -> Run:
+        """A document's runs of one part as one. Raises CorruptMemory where some are missing."""
+        kind = self.kind(part)
+        columns = tuple(np.zeros(0, row) for row in self._row(kind))
+        runs = [Run(kind, 0, np.zeros(0, np.int64), columns)]
+        for key, value in txn.scan_checked(_TABLE, *run_range(document.id, part)):
+            runs.append(self._decode(*read_run_key(key), value))
+        follow = all(run.end_block == after.first_block for run, after in pairwise(runs))
+        if not follow or runs[-1].end_block != document.blocks:
+            raise CorruptMemory(
+                f"{kind} landmarks of document {document.name!r}, part {part}, are missing; run "
+                "verify"
+            )
+        return joined(0, runs)
 
     def token_landmarks(
         self,
@@ -171,11 +165,6 @@ class RunTable:
         out = np.frombuffer(bytearray().join(found), np.int8)  # which a tensor may share
         return out.reshape(-1, width)
 
-    def words(self, txn: Transaction, document: int) -> BlockWords:
-        """A document's words. Raises CorruptMemory where some are missing."""
-        none = Run.of_words(0, BlockWords.of([]))
-        return joined(0, [none, *self._of_kind(txn, document, "words")]).words
-
     def delete_run(self, txn: Transaction, document: int, part: int, first_block: int) -> None:
         """Delete the run of a part that begins with a block, if there is one."""
         txn.delete(_TABLE, run_key(document, part, first_block))
@@ -190,17 +179,3 @@ class RunTable:
                 f"document {document}, {whose}, block {first_block}: no {kind} landmarks "
                 f"({error}); run verify"
             ) from error
-
-    def _of_kind(self, txn: Transaction, document: int, kind: Kind) -> Iterator[Run]:
-        """A document's runs of one kind, if each begins where the last ended: where the grid has
-        it.
-        """
-        found = txn.scan_checked(_TABLE, *run_range(document, self.part(kind)))
-        for number, (key, value) in enumerate(found):
-            _, part, first = read_run_key(key)
-            if first != number * RUN_BLOCKS[kind]:
-                raise CorruptMemory(
-                    f"document {document}: {kind} landmarks before block {first} are missing; run "
-                    "verify"
-                )
-            yield self._decode(document, part, first, value)

@@ -7,20 +7,20 @@ All passages of documents that came, or changed, since the lists were made are s
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import RUN_BLOCKS, BlockWords, Run
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ObjectNotFound
+from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound
 from memstore.index import token_lists
 from memstore.index.block_rows import Remembered, Scope
 from memstore.index.index_file import Unusable, content_of, has_faiss, write_file
@@ -62,12 +62,12 @@ class ListsDirectory:
         """The stored file, uint8; header: its header is enough."""
         return content_of(self._file)
 
-    def covered(self, digest: str) -> list[Covered]:
+    def covered(self, digest: str) -> set[Covered]:
         """The documents of lists of this selector that can be read; else none."""
         try:
-            return covered_by(self.content(header=True), digest)
+            return {*covered_by(self.content(header=True), digest)}
         except _UNUSABLE:
-            return []
+            return set()
 
     def write(self, lists: PassageLists) -> int:
         """Replace the lists; return their bytes. Raises StorageFull, ReadOnlyMemory."""
@@ -91,7 +91,7 @@ class FirstStage:
         """
         with self._opening:
             stamp = self._place.stamp
-            if stamp == self._stamp or not self._possible or not has_faiss():
+            if stamp == self._stamp or not has_faiss():
                 return self._listed
             self._listed = None
             try:
@@ -119,25 +119,18 @@ class FirstStage:
         listed = self._listed
         return 0 if listed is None else listed.lists.bytes
 
-    def _there(self) -> dict[str, Document]:
-        return {row.name: row for row in [*self._selected.rows.values()]}
-
     def due(self) -> bool:
         """Are lists to be made, or rebuilt?"""
-        there = self._there()
-        tokens = sum(row.tokens for row in there.values())
-        if tokens < PAYING or not self._possible or not has_faiss():
-            return False
-        held = tokens_covered(self._place.covered(self._spec.digest), there)
-        return tokens - held >= max(PAYING, _NEW * held)
+        rows = [*self._selected.rows.values()]
+        held = tokens_of(self._place.covered(self._spec.digest), rows)
+        new = sum(row.tokens for row in rows) - held
+        return self._possible and has_faiss() and new >= max(PAYING, _NEW * held)
 
     def tells_of_gone(self) -> bool:
-        """Are there lists that cannot be read, or of documents that are gone or have changed?"""
-        there, covered = self._there(), self._place.covered(self._spec.digest)
-        gone = any(state_of(there.get(one.name)) != one.state for one in covered)
-        return self._place.stamp is not None and (gone or not covered)
-
-    # Building
+        """Do lists cover documents that are gone or have changed, or can they not be read?"""
+        there = {Covered.of(row) for row in [*self._selected.rows.values()]}
+        covered = self._place.covered(self._spec.digest)
+        return not covered or not covered <= there
 
     def build(self, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """Make lists of all documents but those that change concurrently, and store them; return
@@ -147,28 +140,13 @@ class FirstStage:
         Raises CorruptMemory, InvalidInput (FAISS is missing), StorageFull, ReadOnlyMemory,
         StoreUnavailable.
         """
-        documents = [row for _, row in sorted(self._selected.rows.items()) if row.blocks]
-        tokens = sum(row.tokens for row in documents)
+        rows = [row for _, row in sorted(self._selected.rows.items()) if row.blocks]
+        tokens, blocks = sum(row.tokens for row in rows), sum(row.blocks for row in rows)
         if not self._possible or tokens < PAYING:
             return {}
         report = progress or (lambda done, tokens: None)
-        count = token_lists.lists_of(tokens)
-        step = max(1, tokens // (token_lists.TRAINED * count))
-        some = [run.landmarks[::step].copy() for _, run, _ in self._read(documents, False)]
-        if sum(map(len, some)) < count:
-            return {}
-
-        def read() -> Iterator[tuple[Covered, Run, BlockWords | None]]:
-            done = 0
-            report(done, tokens)
-            for row, run, words in self._read(documents, self._spec.words):
-                yield Covered(row.name, row.blocks, state_of(row)), run, words
-                done += row.tokens
-                report(done, tokens)
-
-        blocks = sum(row.blocks for row in documents)
-        made = token_lists.build(np.concatenate(some), tokens, blocks, read(), self._spec.digest)
-        if not made.covered:
+        made = token_lists.build(partial(self._read, rows), blocks, tokens, self._spec, report)
+        if made is None:
             return {}
         return {
             "passages": len(made.lengths),
@@ -178,34 +156,36 @@ class FirstStage:
         }
 
     def _read(
-        self, documents: list[Document], with_words: bool
-    ) -> Iterator[tuple[Document, Run, BlockWords | None]]:
-        """Token landmarks of unchanged documents, and their words."""
-        catalog, table = self._selected.catalog, self._selected.table
+        self, documents: Sequence[Document], with_words: bool
+    ) -> Iterator[tuple[Covered, Run, BlockWords | None]]:
+        """Token landmarks of the documents that are still there, and their words."""
+        catalog = self._selected.catalog
+        whole, part = catalog.runs.whole, catalog.runs.part
         for rows in by_tokens(documents, _AT_ONCE):
-            found: list[tuple[Document, Run, BlockWords | None]] = []
+            found: list[tuple[Covered, Run, BlockWords | None]] = []
             with catalog.database.read() as txn:
                 catalog.bring(txn, [row.id for row in rows], "landmarks")
                 for row in rows:
-                    if state_of(catalog.row(txn, row.id)) == state_of(row):
-                        run = table.tokens(txn, row.id)
-                        words = table.words(txn, row.id) if with_words else None
-                        sizes = run.sizes if words is None else words.sizes
-                        if not len(run.sizes) == len(sizes) == row.blocks:
-                            raise CorruptMemory(
-                                f"token landmarks or words of {row.name!r} are missing; run verify"
-                            )
-                        found.append((row, run, words))
+                    if catalog.row(txn, row.id) is None:
+                        continue
+                    run, words = whole(txn, row, part("token")), None
+                    if with_words and self._spec.words:
+                        words = whole(txn, row, part("words")).words
+                    found.append((Covered.of(row), run, words))
             yield from found
+
+
+Span = tuple[int, int, int]  # a run of a scope
 
 
 class _Scope(NamedTuple):
     """A scope as lists cover it."""
 
-    inside: np.ndarray | None  # bool [passages of the lists]; None: all
-    order: np.ndarray  # int64 [documents of the lists]: where each is in the scope
-    rest: list[tuple[int, tuple[int, int, int]]]  # runs that lists do not cover, and where
+    inside: np.ndarray  # bool [passages of the lists]
     tokens: int  # that lists cover
+    at: dict[int, int]  # documents by number: where each is in the lists
+    order: np.ndarray  # int64 [documents of the lists]: where each is in the scope; -1: nowhere
+    rest: list[tuple[int, Span, int]]  # runs that lists do not cover, where in the scope, and -1
 
 
 class ListedPassages:
@@ -217,34 +197,27 @@ class ListedPassages:
         self._blocks = np.array([one.blocks for one in lists.covered], np.int64)
         self._starts = np.cumsum(self._blocks) - self._blocks
         self._before = np.cumsum(lists.lengths) - lists.lengths  # tokens before each passage
-        self._places = {(one.name, one.state): at for at, one in enumerate(lists.covered)}
-        self._at: dict[int, int] = {}  # the same by number, which no other document gets
+        self._places = {one: place for place, one in enumerate(lists.covered)}
         self._scopes, self._lock = Remembered(), threading.Lock()
         if lists.words is not None:
-            numbers = {self._place(row): row.id for row in [*selected.rows.values()]}
-            known = [(numbers.get(at), size) for at, size in enumerate(self._blocks.tolist())]
+            numbers = {Covered.of(row): row.id for row in [*selected.rows.values()]}
+            known = [(numbers.get(one), one.blocks) for one in lists.covered]
             words = WordIndex.of(known, *lists.words)
             selected.take_words(words, {n for n, _ in known if n is not None})
 
-    def _place(self, row: Document | None) -> int | None:
-        """Where a document is in the lists; None if it is not, or has changed."""
-        return None if row is None else self._places.get((row.name, state_of(row)))
-
-    def find(self, documents: np.ndarray) -> np.ndarray:
-        """Where documents [n] of a scope are in the lists, int64 [n]; -1: nowhere."""
-        return np.array([self._at.get(number, -1) for number in documents.tolist()], np.int64)
-
     def _look(self, scope: Scope) -> _Scope:
-        order, rest = np.full(len(self._blocks), -1), []
+        at, rest = dict[int, int](), list[tuple[int, Span, int]]()
+        order = np.full(len(self._blocks), -1)
         for number, run in enumerate(scope):
-            place = self._place(self.selected.rows.get(run[0]))
+            row = self.selected.rows.get(run[0])
+            place = None if row is None else self._places.get(Covered.of(row))
             if place is not None and run[1:] == (0, self._blocks[place]):
-                order[place], self._at[run[0]] = number, place
+                order[place], at[run[0]] = number, place
             else:
-                rest.append((number, run))
+                rest.append((number, run, -1))
         inside = np.repeat(order >= 0, self._blocks)
         tokens = int(self.lists.lengths[inside].sum())
-        return _Scope(None if inside.all() else inside, order, rest, tokens)
+        return _Scope(inside, tokens, at, order, rest)
 
     def shortlist(
         self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None
@@ -260,39 +233,38 @@ class ListedPassages:
         if beside is not None:
             rare = self.selected.rare(beside.words, scope)
             mean, deviation = of_words = rare.spread
-            at = self.find(rare.documents)
+            at = np.array([within.at.get(n, -1) for n in rare.documents.tolist()], np.int64)
             adds = beside.weight * (rare.scores - mean) / max(deviation, 1e-6)
             added = (self._starts[at] + rare.blocks)[at >= 0], adds[at >= 0]
         best = self.lists.propose(q.numpy(), weights.numpy(), PROPOSED, within.inside, added)
         if best is None:
             return None
-        proposed, spread = best
-        at = np.searchsorted(self._starts, proposed, "right") - 1
-        places = zip(within.order[at].tolist(), (proposed - self._starts[at]).tolist())
-        runs = [(place, (scope[place][0], block, block + 1)) for place, block in places]
-        found = [run for _, run in sorted(runs + within.rest)]
-        return Shortlist(found, spread, of_words, self, scope)
+        rows, spread = best
+        at = np.searchsorted(self._starts, rows, "right") - 1
+        places = zip(within.order[at].tolist(), (rows - self._starts[at]).tolist(), rows.tolist())
+        runs = [(place, (scope[place][0], block, block + 1), row) for place, block, row in places]
+        found = {run: row for _, run, row in sorted(runs + within.rest)}
+        blocks = sum(end - first for _, first, end in scope)
+        return Shortlist([*found], blocks, spread, of_words, self, found, scope)
 
-    def maxima(self, q: Tensor, documents: np.ndarray, blocks: np.ndarray) -> Tensor:
-        """As SelectorIndex.token_maxima, of single blocks [n] of documents [n] in the lists, whose
-        landmarks alone are read.
+    def maxima(
+        self, q: Tensor, documents: np.ndarray, blocks: np.ndarray, rows: np.ndarray
+    ) -> Tensor:
+        """As SelectorIndex.token_maxima, of single blocks [n] of documents [n], which are rows [n]
+        of the lists: their landmarks alone are read.
         """
-        at, each, lists = self.find(documents), RUN_BLOCKS["token"], self.lists
-        rows = self._starts[at] + blocks
-        first = rows - blocks % each
-        of_run = np.minimum(each, self._starts[at] + self._blocks[at] - first)
+        lists, first = self.lists, rows - blocks % RUN_BLOCKS["token"]
+        at = np.searchsorted(self._starts, rows, "right") - 1
+        of_run = np.minimum(RUN_BLOCKS["token"], self._starts[at] + self._blocks[at] - first)
         before = self._before[rows] - self._before[first]
         columns = documents, blocks, of_run, before, lists.lengths[rows], lists.digests[rows]
-        with self.selected.catalog.database.read() as txn:
-            landmarks = self.selected.catalog.runs.token_landmarks(txn, *columns)
+        catalog = self.selected.catalog
+        with catalog.database.read() as txn:
+            landmarks = catalog.runs.token_landmarks(txn, *columns)
             if landmarks is None:
                 for number in {*documents.tolist()}:
-                    if self._place(self.selected.catalog.row(txn, number)) != self._at[number]:
-                        raise DocumentNotFound(
-                            f"document {number} was forgotten or changed; look at the memory's "
-                            "documents again"
-                        )
-                where = self.selected.catalog.database.path
+                    catalog.document(txn, number)  # raises DocumentNotFound for one that is gone
+                where = catalog.database.path
                 raise CorruptMemory(f"{where}: token landmarks are missing or damaged; run verify")
         found = TokenIndex(landmarks.shape[1])
         found.add(1, torch.from_numpy(landmarks), lists.lengths[rows])
@@ -304,32 +276,26 @@ class Shortlist:
     """Some blocks of a scope, and what a selector asks of a memory to score them."""
 
     scope: Scope  # runs of these blocks, in the order of the whole scope
+    blocks: int  # of the whole scope
     # mean and standard deviation of the scores of all blocks of the whole scope, by a sample, and
     # those of word_scores; None: of a question without words
     spread: tuple[float, float]
     word_spread: tuple[float, float] | None
     _listed: ListedPassages
+    _rows: Mapping[Span, int]  # of each run the row in lists, -1: in none
     _whole: Scope
 
-    @property
-    def blocks(self) -> int:
-        """How many the whole scope has."""
-        return sum(end - first for _, first, end in self._whole)
-
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
-        """As SelectorIndex.token_maxima, for blocks of the shortlist."""
-        runs = np.array(scope, np.int64).reshape(-1, 3)
-        sizes = runs[:, 2] - runs[:, 1]
-        listed = self._listed.find(runs[:, 0]) >= 0
-        known = np.repeat(listed, sizes)
+        """As SelectorIndex.token_maxima, for runs of the shortlist."""
+        rows = np.array([self._rows.get(run, -1) for run in scope], np.int64)
+        runs, listed = np.array(scope, np.int64).reshape(-1, 3), rows >= 0
+        known = torch.from_numpy(np.repeat(listed, runs[:, 2] - runs[:, 1]))
         out = torch.empty(len(q), len(known))
-        if known.any():
-            block = np.arange(len(known)) + np.repeat(runs[:, 1] - np.cumsum(sizes) + sizes, sizes)
-            of_lists = np.repeat(runs[:, 0], sizes)[known], block[known]
-            out[:, torch.from_numpy(known)] = self._listed.maxima(q, *of_lists)
-        if not known.all():
-            rest = [scope[number] for number in np.flatnonzero(~listed).tolist()]
-            out[:, torch.from_numpy(~known)] = self._listed.selected.token_maxima(q, rest)
+        if listed.any():
+            documents, blocks, _ = runs[listed].T
+            out[:, known] = self._listed.maxima(q, documents, blocks, rows[listed])
+        rest = [run for run, there in zip(scope, listed.tolist()) if not there]
+        out[:, ~known] = self._listed.selected.token_maxima(q, rest)
         return out
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
@@ -337,13 +303,6 @@ class Shortlist:
         return self._listed.selected.word_scores(words, scope, self._whole)
 
 
-def state_of(row: Document | None) -> bytes:
-    """Tells a document's text from any other's that it had or will have."""
-    return b"" if row is None else xxhash.xxh3_64_digest(row.write)
-
-
-def tokens_covered(covered: Iterable[Covered], rows: Mapping[str, Document]) -> int:
-    """The tokens of those documents, by name, that are unchanged in lists."""
-    return sum(
-        rows[one.name].tokens for one in covered if state_of(rows.get(one.name)) == one.state
-    )
+def tokens_of(covered: Collection[Covered], rows: Iterable[Document]) -> int:
+    """The tokens of those documents that are unchanged in lists."""
+    return sum(row.tokens for row in rows if Covered.of(row) in covered)

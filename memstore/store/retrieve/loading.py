@@ -1,8 +1,6 @@
 """Reads landmark keys of documents from a memory into the landmark index."""
 
-import itertools
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 
 import numpy as np
 
@@ -40,30 +38,10 @@ def load_landmarks(
             index.reserve(layer, sum(row.blocks for row in rows))
     for row in rows:
         index.remove(row.id)
-        _load(index, catalog, txn, row)
-
-
-def _load(index: LandmarkIndex, catalog: Catalog, txn: Transaction, document: Document) -> None:
-    ends = dict.fromkeys(document.memory_layers(catalog.signature), 0)
-    by_layer = itertools.groupby(catalog.runs.runs(txn, document.id), key=itemgetter(0))
-    for layer, runs in by_layer:
-        if layer in ends:
-            keys = []
-            for _, run in runs:
-                if run.first_block == ends[layer]:
-                    keys.append(run.landmarks)
-                    ends[layer] = run.end_block
-            if keys:
-                # one piece: the index grows once
-                whole = from_raw(np.concatenate(keys), catalog.signature.kv_dtype)
-                index.add(document.id, layer, 0, whole)
-    for layer, end in ends.items():
-        if end != document.blocks:
-            index.remove(document.id)
-            raise CorruptMemory(
-                f"{catalog.database.path}: landmark keys of document {document.name!r}, "
-                f"layer {layer} are missing; run verify"
-            )
+        layers = row.memory_layers(catalog.signature)
+        runs = {layer: catalog.runs.whole(txn, row, layer) for layer in layers}
+        for layer, run in runs.items():
+            index.add(row.id, layer, 0, from_raw(run.landmarks, catalog.signature.kv_dtype))
 
 
 def load_recent(

@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.errors import InvalidInput, ObjectNotFound, WrongModel
 from memstore.index.index_file import Parts, Unusable, decode_file, decode_header
-from memstore.index.token_lists import FILE, PassageLists, covered_by
+from memstore.index.token_lists import FILE, Covered, PassageLists, covered_by
 from memstore.share.contents import Place
 from memstore.share.manifest import LISTS, Manifest
 from memstore.share.object_store import ObjectStore
@@ -18,9 +18,7 @@ from memstore.share.publication import PublishedDatabase
 from memstore.share.publish import Change, commit
 from memstore.share.ranges import OBJECT_BYTES
 from memstore.share.segments import SEGMENT_BYTES
-from memstore.store.retrieve.first_stage import ListsDirectory, state_of, tokens_covered
-
-_AT_ONCE = 8  # objects that are read at the same time
+from memstore.store.retrieve.first_stage import ListsDirectory, tokens_of
 
 
 class PublishedLists(ListsDirectory):
@@ -40,15 +38,11 @@ class PublishedLists(ListsDirectory):
         objects = self._database.state.manifest.lists[: 1 if header else None]
         if not objects:
             raise FileNotFoundError
-        content = bytearray()
-        for first in range(0, len(objects), _AT_ONCE):
-            try:
-                for data in self._database.reads.places(objects[first : first + _AT_ONCE]):
-                    content += data
-            except ObjectNotFound:
-                self._database.refresh()
-                raise
-        return np.frombuffer(content, np.uint8)
+        try:
+            return np.frombuffer(b"".join(self._database.reads.places(objects)), np.uint8)
+        except ObjectNotFound:  # others are published
+            self._database.refresh()
+            raise
 
     def write(self, lists: PassageLists) -> int:
         content = np.frombuffer(b"".join(lists.encode()), np.uint8)
@@ -64,16 +58,16 @@ def carry(directory: ListsDirectory, objects: ObjectStore, digest: str) -> None:
     """
     try:
         content = directory.content()
-        own = covered_by(content, digest)
+        own = {*covered_by(content, digest)}
         decode_file(FILE, content, Parts)
     except (Unusable, OSError):
         return
     with closing(PublishedDatabase(objects)) as database:
-        there = {entry.row.name: entry.row for entry in database.state.published.values()}
+        there = [entry.row for entry in database.state.published.values()]
         published = PublishedLists(database).covered(digest)
-    if any(state_of(there.get(one.name)) != one.state for one in own):
-        return  # lists must not reveal documents that are not published
-    if tokens_covered(own, there) > tokens_covered(published, there):
+    # lists must not reveal documents that are not published
+    revealed = own - {Covered.of(row) for row in there}
+    if not revealed and tokens_of(own, there) > tokens_of(published, there):
         with suppress(InvalidInput, WrongModel):  # lists are caches, and all else is published
             send_lists(objects, digest, content)
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Kind, Run, kinds_of
+from memstore.disk.format.runs import Kind, kinds_of
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput
+from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import RareBlocks, WordIndex
@@ -33,7 +33,7 @@ class SelectorIndex:
         """
         spec = catalog.runs.spec
         assert spec is not None
-        self.table, self.spec, self.catalog = catalog.runs, spec, catalog
+        self.spec, self.catalog = spec, catalog
         self._tokens = TokenIndex(spec.width)
         self._words = WordIndex()
         self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
@@ -125,15 +125,12 @@ class SelectorIndex:
             return self._words
 
     def _load(self, kind: Kind, txn: Transaction, row: Document) -> None:
-        run = (self.table.tokens if kind == "token" else self.table.words)(txn, row.id)
-        if len(run.sizes) != row.blocks:
-            raise CorruptMemory(
-                f"{kind} landmarks of document {row.name!r} are missing; run verify"
-            )
-        if isinstance(run, Run):
+        runs = self.catalog.runs
+        run = runs.whole(txn, row, runs.part(kind))
+        if kind == "token":
             self._tokens.add(row.id, torch.from_numpy(run.landmarks), run.sizes)
         else:
-            self._words.add(row.id, run)
+            self._words.add(row.id, run.words)
 
 
 def _ready(catalog: Catalog, txn: Transaction, number: int) -> Document:
