@@ -33,7 +33,6 @@ class Commits:
         """
         self.row = document
         self._catalog, self._replaces = catalog, replaces
-        self._lossless = get_codec(catalog.codec).lossless
         self._other_layers = document.other_layers(catalog.signature)
         self._keep = self.keep_from(document.blocks)  # first stored block of these layers
 
@@ -43,9 +42,9 @@ class Commits:
 
     def replace_by_stored(self, chunk: Chunk) -> None:
         """Have a chunk hold what its records decode to, as a resumed ingest would read it."""
-        if self._lossless:
-            return
         catalog, blocks = self._catalog, range(chunk.first_block, chunk.end_block)
+        if get_codec(catalog.codec).lossless:
+            return
         for layer in chunk.blocks:
             self._encode(chunk, layer, chunk.first_block)
             keys = [RecordKey(self.row.id, block, layer) for block in blocks]
