@@ -65,7 +65,7 @@ class Covered(NamedTuple):
 
     @classmethod
     def of(cls, row: Document) -> "Covered":
-        """A document as it is: equal to no other's, nor to what it was or will be."""
+        """A document as it is now; the value changes whenever the document's text changes."""
         return cls(row.name, row.blocks, xxh3_64_digest(row.write))
 
 

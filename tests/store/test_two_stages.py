@@ -240,7 +240,7 @@ def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
         memory.forget("1")
         add(memory, "2", 2, EACH + 7, mode="replace")
         for number in (gone, changed):
-            with pytest.raises(DocumentNotFound, match="look at the memory's documents again"):
+            with pytest.raises(DocumentNotFound, match="list the memory's documents again"):
                 short.token_maxima(rows, [run for run in short.scope if run[0] == number])
         # asked anew, what was added is there
         now = everything(other)

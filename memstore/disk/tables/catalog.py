@@ -382,8 +382,8 @@ class Catalog:
 
     def _forgotten(self, number: int) -> DocumentNotFound:
         return DocumentNotFound(
-            f"document {number} is not in {self.database.path}: it was forgotten or changed; look "
-            "at the memory's documents again"
+            f"document {number} is not in {self.database.path}: it was forgotten or changed; list "
+            "the memory's documents again"
         )
 
     def _document(self, number: int, value: bytes) -> Document:

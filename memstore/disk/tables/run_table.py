@@ -121,7 +121,7 @@ class RunTable:
         return None if value is None else self._decode(document, part, first_block, value)
 
     def whole(self, txn: Transaction, document: Document, part: int) -> Run:
-        """A document's runs of one part as one. Raises CorruptMemory where some are missing."""
+        """A document's runs of one part, joined. Raises CorruptMemory if some are missing."""
         kind = self.kind(part)
         columns = tuple(np.zeros(0, row) for row in self._row(kind))
         runs = [Run(kind, 0, np.zeros(0, np.int64), columns)]

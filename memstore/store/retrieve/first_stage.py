@@ -63,7 +63,9 @@ class ListsDirectory:
         return content_of(self._file)
 
     def covered(self, digest: str) -> set[Covered]:
-        """The documents of lists of this selector that can be read; else none."""
+        """The documents that the lists cover; none where the lists are unusable or of another
+        selector.
+        """
         try:
             return {*covered_by(self.content(header=True), digest)}
         except _UNUSABLE:
@@ -120,14 +122,14 @@ class FirstStage:
         return 0 if listed is None else listed.lists.bytes
 
     def due(self) -> bool:
-        """Are lists to be made, or rebuilt?"""
+        """Should lists be built or rebuilt?"""
         rows = [*self._selected.rows.values()]
         held = tokens_of(self._place.covered(self._spec.digest), rows)
         new = sum(row.tokens for row in rows) - held
         return self._possible and has_faiss() and new >= max(PAYING, _NEW * held)
 
     def tells_of_gone(self) -> bool:
-        """Do lists cover documents that are gone or have changed, or can they not be read?"""
+        """Are there no usable lists, or lists that cover deleted or changed documents?"""
         there = {Covered.of(row) for row in [*self._selected.rows.values()]}
         covered = self._place.covered(self._spec.digest)
         return not covered or not covered <= there
@@ -158,7 +160,7 @@ class FirstStage:
     def _read(
         self, documents: Sequence[Document], with_words: bool
     ) -> Iterator[tuple[Covered, Run, BlockWords | None]]:
-        """Token landmarks of the documents that are still there, and their words."""
+        """Token landmarks and words of documents that have not changed concurrently."""
         catalog = self._selected.catalog
         whole, part = catalog.runs.whole, catalog.runs.part
         for rows in by_tokens(documents, _AT_ONCE):
@@ -182,10 +184,10 @@ class _Scope(NamedTuple):
     """A scope as lists cover it."""
 
     inside: np.ndarray  # bool [passages of the lists]
-    tokens: int  # that lists cover
-    at: dict[int, int]  # documents by number: where each is in the lists
-    order: np.ndarray  # int64 [documents of the lists]: where each is in the scope; -1: nowhere
-    rest: list[tuple[int, Span, int]]  # runs that lists do not cover, where in the scope, and -1
+    tokens: int  # tokens of the scope that lists cover
+    at: dict[int, int]  # document number -> position in the lists
+    order: np.ndarray  # int64 [documents of the lists]: position of each in the scope; -1: absent
+    rest: list[tuple[int, Span, int]]  # position, run, -1 of runs that lists do not cover
 
 
 class ListedPassages:
@@ -251,7 +253,7 @@ class ListedPassages:
         self, q: Tensor, documents: np.ndarray, blocks: np.ndarray, rows: np.ndarray
     ) -> Tensor:
         """As SelectorIndex.token_maxima, of single blocks [n] of documents [n], which are rows [n]
-        of the lists: their landmarks alone are read.
+        of the lists; reads the landmarks of these blocks only.
         """
         lists, first = self.lists, rows - blocks % RUN_BLOCKS["token"]
         at = np.searchsorted(self._starts, rows, "right") - 1
@@ -277,12 +279,12 @@ class Shortlist:
 
     scope: Scope  # runs of these blocks, in the order of the whole scope
     blocks: int  # of the whole scope
-    # mean and standard deviation of the scores of all blocks of the whole scope, by a sample, and
-    # those of word_scores; None: of a question without words
+    # mean and standard deviation over all blocks of the whole scope: of the scores, from a sample,
+    # and of word_scores; None for a question without words
     spread: tuple[float, float]
     word_spread: tuple[float, float] | None
     _listed: ListedPassages
-    _rows: Mapping[Span, int]  # of each run the row in lists, -1: in none
+    _rows: Mapping[Span, int]  # the row of each run in the lists; -1: not covered
     _whole: Scope
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
@@ -304,5 +306,5 @@ class Shortlist:
 
 
 def tokens_of(covered: Collection[Covered], rows: Iterable[Document]) -> int:
-    """The tokens of those documents that are unchanged in lists."""
+    """Tokens of the covered documents that are unchanged."""
     return sum(row.tokens for row in rows if Covered.of(row) in covered)

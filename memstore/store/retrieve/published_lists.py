@@ -40,7 +40,7 @@ class PublishedLists(ListsDirectory):
             raise FileNotFoundError
         try:
             return np.frombuffer(b"".join(self._database.reads.places(objects)), np.uint8)
-        except ObjectNotFound:  # others are published
+        except ObjectNotFound:  # newer lists have replaced them
             self._database.refresh()
             raise
 
@@ -68,7 +68,7 @@ def carry(directory: ListsDirectory, objects: ObjectStore, digest: str) -> None:
     # lists must not reveal documents that are not published
     revealed = own - {Covered.of(row) for row in there}
     if not revealed and tokens_of(own, there) > tokens_of(published, there):
-        with suppress(InvalidInput, WrongModel):  # lists are caches, and all else is published
+        with suppress(InvalidInput, WrongModel):  # lists are optional; the documents are published
             send_lists(objects, digest, content)
 
 

@@ -41,7 +41,7 @@ class Commits:
         return max(0, end - self.row.settings.top_k)
 
     def replace_by_stored(self, chunk: Chunk) -> None:
-        """Have a chunk hold what its records decode to, as a resumed ingest would read it."""
+        """Replace a chunk's tensors by their decoded records, which a resumed ingest reads."""
         catalog, blocks = self._catalog, range(chunk.first_block, chunk.end_block)
         if get_codec(catalog.codec).lossless:
             return
