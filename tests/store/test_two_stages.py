@@ -63,6 +63,16 @@ def shortlist(store: MemoryStore, seed: int, scope: Scope) -> Shortlist:
     return found
 
 
+def assert_best(store: MemoryStore, seed: int, whole: Scope) -> Shortlist:
+    """What is proposed is scored as without lists, and holds the best block."""
+    short, scores = shortlist(store, seed, whole), exact(store, seed, whole)
+    rows, weights = asked(seed)
+    listed = numbers(short.scope, whole)
+    torch.testing.assert_close(weights @ short.token_maxima(rows, short.scope), scores[listed])
+    assert scores.argmax() in listed
+    return short
+
+
 def numbers(scope: Scope, whole: Scope) -> list[int]:
     """Where blocks of a scope stand in the whole one."""
     first, at = 0, {}
@@ -123,12 +133,10 @@ def test_nothing_outside_a_scope_is_proposed(memory: MemoryStore) -> None:
     whole = everything(memory)
     scope = [whole[2], whole[0]]  # in another order than they are stored in
     for seed in range(8):
-        short = shortlist(memory, seed, scope)
+        short = assert_best(memory, seed, scope)
         assert {document for document, _, _ in short.scope} <= {scope[0][0], scope[1][0]}
         listed = numbers(short.scope, scope)
         assert listed == sorted(listed) and short.blocks == 2 * EACH
-        scores = exact(memory, seed, scope)
-        assert scores.argmax() in listed
     # too few passages to tell from a sample what is usual
     assert memory.retrieval.shortlist(*asked(0), [(whole[0][0], 0, 200)]) is None
 
@@ -140,12 +148,8 @@ def test_documents_that_came_or_changed_are_scored_exactly(memory: MemoryStore) 
     whole = everything(memory)
     replaced = memory.document("3").id
     for seed in (0, 3):  # of texts that are still there
-        short = shortlist(memory, seed, whole)
+        short = assert_best(memory, seed, whole)
         assert {(new.id, 0, 20), (replaced, 0, EACH - 7)} <= {*short.scope}
-        listed, scores = numbers(short.scope, whole), exact(memory, seed, whole)
-        rows, weights = asked(seed)
-        torch.testing.assert_close(weights @ short.token_maxima(rows, short.scope), scores[listed])
-        assert scores.argmax() in listed
     memory.build_index()
     assert len(shortlist(memory, 0, whole).scope) <= PROPOSED
     memory.describe("1", {"shelf": "upper"})  # its text is the same
@@ -158,9 +162,7 @@ def test_what_is_erased_is_in_no_list(memory: MemoryStore) -> None:
     assert not list((memory.path / "index").iterdir())
     assert memory.retrieval.shortlist(*asked(0), everything(memory)) is None
     memory.build_index()
-    whole = everything(memory)
-    short = shortlist(memory, 0, whole)
-    assert exact(memory, 0, whole).argmax() in numbers(short.scope, whole)
+    assert_best(memory, 0, everything(memory))
 
 
 def test_damaged_files_cost_time_and_no_answer(
@@ -244,9 +246,8 @@ def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
                 short.token_maxima(rows, [run for run in short.scope if run[0] == number])
         # asked anew, what was added is there
         now = everything(other)
-        again, changed = shortlist(other, 1, now), memory.document("2").id
+        again, changed = assert_best(other, 1, now), memory.document("2").id
         assert any(run[0] == changed and run[2] > EACH for run in again.scope)
-        assert exact(other, 1, now).argmax() in numbers(again.scope, now)
 
 
 def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: MemoryStore) -> None:
@@ -260,14 +261,8 @@ def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: Me
 
     built = memory.build_index(progress=change)
     assert built["passages"] >= 2 * EACH
-    whole = everything(memory)
-    short = shortlist(memory, 0, whole)
+    short = assert_best(memory, 0, everything(memory))
     assert (memory.document("3").id, 0, EACH - 7) in short.scope
-    scores = exact(memory, 0, whole)
-    rows, weights = asked(0)
-    torch.testing.assert_close(
-        weights @ short.token_maxima(rows, short.scope), scores[numbers(short.scope, whole)]
-    )
 
 
 def test_compacting_leaves_no_landmarks_of_what_was_forgotten(memory: MemoryStore) -> None:
