@@ -87,7 +87,7 @@ class ForwardCache(Cache):
         return 0
 
 
-class _Stopped(Exception):
+class Stopped(Exception):
     """Ends a forward pass before the layer ForwardCache.stop."""
 
 
@@ -193,7 +193,7 @@ def _layer_hook(layer: int) -> Callable[..., None]:
         if cache.enter is not None:
             cache.enter(layer, states)
         if cache.stop == layer:
-            raise _Stopped
+            raise Stopped
 
     return hook
 
@@ -267,7 +267,7 @@ def run_layers(
         states = decoder(
             input_ids=ids, **cache_argument(decoder, cache), use_cache=True
         ).last_hidden_state
-    except _Stopped:
+    except Stopped:
         cache.length += ids.shape[1]
         return last[0]
     return cast(Tensor, states)
@@ -319,6 +319,7 @@ class ModelRotary:
         typed = "layer_type" in inspect.signature(rotary.forward).parameters
         self._types: list[str | None] = list(config.layer_types) if typed else [None] * len(turned)
         self._turned = turned
+        self.kinds = list(zip(self._types, turned))  # of each layer; equal where they turn alike
         self._half_split = _is_half_split(self._apply)
         self._tables: dict[tuple[str | None, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
         self._outgrown: list[tuple[Tensor, Tensor]] = []  # which a CUDA graph may still read
@@ -359,7 +360,9 @@ class ModelRotary:
         return found
 
     def _table(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's cosines and sines [1, n, d] of positions 0 .. n - 1, n >= reach."""
+        """The model's cosines and sines [1, n, d] of positions 0 .. n - 1, n >= reach; the sines
+        `_signed` where `_half_split` takes them.
+        """
         key = (kind, x.dtype, x.device)
         with self._growing:
             table = self._tables.get(key)
@@ -369,16 +372,22 @@ class ModelRotary:
                 places = torch.arange(size, device=x.device)[None]
                 of_kind = () if kind is None else (kind,)
                 with torch.no_grad():
-                    table = self._tables[key] = self._rotary(x.new_zeros(1), places, *of_kind)
+                    cos, sin = self._rotary(x.new_zeros(1), places, *of_kind)
+                table = self._tables[key] = cos, _signed(sin) if self._half_split else sin
         return table
 
 
 def _half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """What most models' code computes, in half as many operations: x [1, H, T, D] by cosines and
-    sines [1, T, D], dimension i together with i + D/2.
+    `_signed` sines [1, T, D], dimension i together with i + D/2.
     """
-    first, second = x.chunk(2, -1)
-    return (x * cos).add_(torch.cat((-second, first), -1).mul_(sin))
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
+
+
+def _signed(sin: Tensor) -> Tensor:
+    """Sines [.., D], negative in the first half of the dimensions."""
+    first, second = sin.chunk(2, -1)
+    return torch.cat((-first, second), -1)
 
 
 def _is_half_split(apply: Callable[..., tuple[Tensor, Tensor]]) -> bool:
@@ -390,4 +399,4 @@ def _is_half_split(apply: Callable[..., tuple[Tensor, Tensor]]) -> bool:
         theirs = apply(x, x[:, :0], cos, sin)[0]
     except (RuntimeError, TypeError, IndexError, ValueError):
         return False
-    return theirs.shape == x.shape and torch.equal(theirs, _half_split(x, cos, sin))
+    return theirs.shape == x.shape and torch.equal(theirs, _half_split(x, cos, _signed(sin)))

@@ -97,6 +97,7 @@ class HuggingFacePassageModel(PassageAPI):
         (heads, kv_heads, head_dim), self.forms, turned = self._probe()
         layers = len(self.forms)
         self._rotary = ModelRotary(self._stack, config, turned)
+        self.rotary_kinds = self._rotary.kinds
         self._weights, self._called = weights or digest_of(model), called
         self.adapter = adapter
         if adapter is not None:
@@ -268,9 +269,12 @@ class HuggingFacePassageModel(PassageAPI):
         backend = nullcontext() if self.device.type == "cpu" else _without_cudnn
         weights = self._generating.used() if quantized else taking(False)
         with backend, adapted(adapt), weights as few:
-            if quantized and layers is None and ids.shape[1] == 1:
+            one = quantized and layers is None and ids.shape[1] == 1
+            # a GPU computes a text faster than Python launches it by modules
+            text = adapt is True and len(ids) == 1 < ids.shape[1] and not torch.is_grad_enabled()
+            if one or (text and self.device.type != "cpu"):
                 few = few and len(ids) <= MOST_ROWS
-                states = self._step(ids, attend, enter, few, adapt is True)
+                states = self._step(ids, attend, enter, few, adapt is True, layers)
                 if states is not None:
                     return states
             return run_layers(self._stack, ids, ForwardCache(attend), layers=layers, enter=enter)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from memstore.errors import InvalidConfig
-from memstore.hf.reading_adapter import LowRank, low_rank_of
+from memstore.hf.reading_adapter import LowRank, low_rank_of, merged_of
 
 Weights = Literal["auto", "full", "int8", "int4"]
 """auto: 4 bits for a layer whose weights were stored in 4, else 8, on a CPU that is faster so; on
@@ -48,10 +48,10 @@ def multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Beside:
-    """Product with a loaded or quantized weight, plus a low-rank update."""
+    """Product with a loaded or quantized weight, plus a low-rank update; None: it is merged."""
 
     of: Multiply | Tensor
-    low_rank: LowRank
+    low_rank: LowRank | None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [.., in_features] -> [.., out_features]."""
@@ -59,7 +59,7 @@ class Beside:
             product = nn.functional.linear(x, self.of)
         else:
             product = multiply(self.of, x)
-        return self.low_rank.added(product, x)
+        return product if self.low_rank is None else self.low_rank.added(product, x)
 
 
 @torch.no_grad()
@@ -288,7 +288,10 @@ def products(layer: nn.Module, quantized: bool, adapted: bool) -> dict[str, Mult
     for name, part in layer.named_modules():
         few: Multiply | None = getattr(part, "few", None) if quantized else None
         low_rank = low_rank_of(part) if adapted else None
-        if low_rank is not None:
+        merged = merged_of(part) if adapted else None
+        if merged is not None:
+            found[f"{name}.weight"] = Beside(merged, None)
+        elif low_rank is not None:
             weight = cast(Tensor, part.weight).detach()
             found[f"{name}.weight"] = Beside(few or weight, low_rank)
         elif few is not None:
@@ -297,10 +300,18 @@ def products(layer: nn.Module, quantized: bool, adapted: bool) -> dict[str, Mult
 
 
 def join(linear: Sequence[nn.Module], adapted: bool) -> Multiply | None:
-    """The product with the quantized weights of several layers at once, one after the other, with
-    their adapters or without; None where they cannot be joined. The layers have their weights only
-    there from then on.
+    """The product with the quantized or merged weights of several layers at once, one after the
+    other, with their adapters or without; None where they cannot be joined. The layers have their
+    weights only there from then on.
     """
+    merged = [one for one in map(merged_of, linear) if one is not None]
+    if adapted and len(merged) == len(linear):
+        weights = merged[0]._base
+        if weights is None or any(one._base is not weights for one in merged):
+            weights = torch.cat(merged)
+            for one, part in zip(linear, weights.split([len(part) for part in merged])):
+                one.__dict__["merged"] = part
+        return Beside(weights, None)
     layers = [cast(_Linear, one) for one in linear]
     if not all(hasattr(one, "few") for one in layers):
         return None

@@ -1,9 +1,9 @@
-"""One token through a decoder's layers as flat graphs: what the modules of a layer compute for it,
+"""Tokens through a decoder's layers as flat graphs: what the modules of a layer compute for them,
 written down once, without modules, hooks, and the rotation that turns nothing in a pass of ours.
 
-A decoder of 30 layers spends a third of a generated token between its operations. Its own code is
-traced (torch.fx) with fake tensors; what depends on values, as a router's choice of experts, cannot
-be, and such a model goes through its modules.
+A decoder of 30 layers spends a third of a generated token between its operations, and on a GPU most
+of a question. Its own code is traced (torch.fx) with fake tensors; what depends on values, as a
+router's choice of experts, cannot be, and such a model goes through its modules.
 """
 
 import copy
@@ -22,12 +22,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import rms_norm
 from torch.utils import _pytree as pytree
 
-from memstore.hf.attention_seam import ForwardCache, active, difference_beyond_rounding, run_layers
+from memstore.hf.attention_seam import (
+    ForwardCache,
+    Stopped,
+    active,
+    difference_beyond_rounding,
+    run_layers,
+)
 from memstore.hf.quantized_weights import Multiply, join, multiply, products, taking
-from memstore.hf.reading_adapter import adapted, low_rank_of
+from memstore.hf.reading_adapter import LowRank, adapted, low_rank_of, merge, merged_of
 from memstore.model.adapter import Attend, Enter
 
 _aten = torch.ops.aten
+_ROWS = 1009  # that a layer is traced with: no other size in it is the same
 
 
 # Graphs
@@ -178,7 +185,7 @@ def alike(layer: nn.Module, call: Call) -> object:
     ]
     sizes = [(name, value.shape, value.dtype) for name, value in _values(layer).items()]
     few = [
-        (name, type(getattr(part, "few", None)), low_rank_of(part) is None)
+        (name, type(getattr(part, "few", None)), low_rank_of(part) is None, merged_of(part) is None)
         for name, part in layer.named_modules()
     ]
     given = [(name, id(value)) for name, value in call.named.items()]
@@ -197,8 +204,9 @@ def _inputs(
     layer: nn.Module, together: Sequence[Sequence[str]], quantized: bool, adapt: bool
 ) -> list[Any]:
     """What the graph of a layer takes of it."""
+    joined = [_joined(layer, names, adapt) for names in together]
     values: dict[str, Any] = _values(layer) | products(layer, quantized, adapt)
-    return [*values.values(), *(_joined(layer, names, adapt) for names in together)]
+    return [*values.values(), *joined]
 
 
 def layer_graph(
@@ -222,7 +230,8 @@ def layer_graph(
 
     if _has_norms(call.states.device):
         fuse_norms(twin)
-    module = traced(computed, call.states, list(values.values()))
+    states = call.states.repeat(_ROWS, 1, 1)
+    module = traced(computed, states, list(values.values()))
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     few = products(layer, quantized, adapt)
@@ -244,7 +253,18 @@ def layer_graph(
     for node in graph.nodes:
         if node.target is torch.ops.memstore.attend.default:
             node.target, node.args = _attend, (*first, *node.args)
+    _of_any_rows(graph)
     return compiled(module), together
+
+
+def _of_any_rows(graph: fx.Graph) -> None:
+    """Put the number of the states' rows in the place of _ROWS."""
+    *_, last = inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    with graph.inserting_after(last):
+        rows = graph.call_method("size", (inputs[2], 0))
+    for node in graph.nodes:
+        if node is not rows:
+            node.args = fx.node.map_aggregate(node.args, lambda x: rows if x == _ROWS else x)
 
 
 def _has_norms(device: torch.device) -> bool:
@@ -305,6 +325,8 @@ class _TracedLayer(nn.Module):
         cache = next(one for one in (*args, *named.values()) if isinstance(one, ForwardCache))
         if cache.enter is not None:
             cache.enter(number, hidden_states)
+        if cache.stop == number:
+            raise Stopped
         states = forward(cache.attend, number, hidden_states, *inputs)
         return (states, *call.output[1:]) if isinstance(call.output, tuple) else states
 
@@ -320,41 +342,73 @@ def _attend(attend: Attend, number: int, q: Tensor, k: Tensor, v: Tensor) -> Ten
 
 
 _log = logging.getLogger("memstore")
+_COMPARED = 5  # tokens of a text by which its graphs are compared with the modules
 
 
 class TracedStep:
-    """Forward passes of one token of each of B rows, traced once for every B."""
+    """Forward passes of one token of each of B rows, or of the tokens of one text."""
 
     def __init__(self, decoder: nn.Module) -> None:
         """decoder: attached (memstore.hf.attention_seam)."""
         self._decoder = decoder
+        self._first = next((x for x in decoder.modules() if isinstance(x, nn.Linear)), decoder)
+        self._updates: list[LowRank | None] = []  # of it, for which something was traced
         self._tracing = threading.Lock()
         self._traced: dict[tuple[object, ...], nn.Module | None] = {}
 
     def __call__(
-        self, ids: Tensor, attend: Attend, enter: Enter | None, quantized: bool, adapt: bool = False
-    ) -> Tensor | None:
-        """As ModelAdapter.hidden, of ids [B, 1]; None where the model cannot be traced, or gives
-        something else then.
+        self, ids: Tensor, attend: Attend, enter: Enter | None, quantized: bool,
+        adapt: bool = False, layers: int | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """As ModelAdapter.hidden, of ids [B, 1] or [1, T]; None where the model cannot be traced,
+        or gives something else then.
         """
-        key = (len(ids), ids.device, adapt, quantized)
+        update = low_rank_of(self._first) if adapt else None
+        key = ids.device, adapt, quantized, id(update)
         with self._tracing:
             if key not in self._traced:
-                self._traced[key] = _traced(self._decoder, ids, quantized, adapt)
+                self._updates.append(update)
+                self._traced[key] = _traced(self._decoder, ids.device, quantized, adapt)
             step = self._traced[key]
-        if step is None:
-            return None
+        return None if step is None else _run(step, ids, attend, enter, layers)
+
+
+def _run(
+    step: nn.Module,
+    ids: Tensor,
+    attend: Attend,
+    enter: Enter | None = None,
+    layers: int | None = None,
+) -> Tensor:
+    """As ModelAdapter.hidden. The tokens of a text are rows, to all but the attention."""
+    if ids.shape[1] == 1:
         return run_layers(step, ids, ForwardCache(attend), enter=enter)
 
+    def attend_rows(layer: int, *rows: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 2) for x in rows)
+        return attend(layer, q, k, v).transpose(0, 2)
 
-def _traced(decoder: nn.Module, ids: Tensor, quantized: bool, adapt: bool) -> nn.Module | None:
-    """The decoder with traced layers for these rows; None where they cannot be traced or give
-    something else than the modules.
+    def enter_rows(layer: int, states: Tensor) -> None:
+        if enter is not None:
+            enter(layer, states.transpose(0, 1))
+
+    cache = ForwardCache(attend_rows)
+    return run_layers(step, ids.T, cache, layers=layers, enter=enter_rows).transpose(0, 1)
+
+
+def _traced(
+    decoder: nn.Module, device: torch.device, quantized: bool, adapt: bool
+) -> nn.Module | None:
+    """The decoder with traced layers; None where they cannot be traced or give something else than
+    the modules.
     """
+    ids = torch.arange(1, 1 + _COMPARED, device=device)[None]
     try:
         with torch.no_grad():
+            if adapt and device.type != "cpu":
+                merge(decoder)
             with taking(False), _unlogged(), adapted(False):
-                step = _step_of(decoder, ids, quantized, adapt)
+                step = _step_of(decoder, ids[:, :1], quantized, adapt)
             with adapted(adapt):
                 return step if _same(decoder, step, ids) else None
     except Exception:  # whatever a model's own code does under fake tensors
@@ -397,5 +451,5 @@ def _same(decoder: nn.Module, step: nn.Module, ids: Tensor) -> bool:
         return q + (k - 2 * v).repeat_interleave(group, 1) * (1 + layer)
 
     expected = run_layers(decoder, ids, ForwardCache(attend))
-    found = run_layers(step, ids, ForwardCache(attend))
+    found = _run(step, ids, attend)
     return difference_beyond_rounding(found, expected, expected.dtype) is None

@@ -326,8 +326,8 @@ class Lease:
         lengths = self.slot_lengths[self.slots]
         if len(self.held) == len(self.of_units):
             return lengths
-        of_each = lengths.split([len(held) for held in self.of_units])
-        return torch.stack([some.sum() for some in of_each])
+        first = [*accumulate(map(len, self.of_units), initial=0)][:-1]
+        return torch.from_numpy(np.add.reduceat(lengths.numpy(), first))
 
     @property
     def tiers(self) -> list[str]:

@@ -1,20 +1,25 @@
 """A reading adapter: where it is taken and where not, and its files, which are peft's."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.overrides import _pop_mode_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstore.errors import InvalidWeights, WrongModel
 from memstore.model.session import read_pending
 from memstore.store.memory_store import MemoryStore
+from support.fake_device import FakeDevice
 from support.tiny_decoder import decoder, random_adapter, saved, tokenizer
 
 pytest.importorskip("transformers")
 
+from memstore.hf import reading_adapter, traced_step
 from memstore.hf import weights as known_weights
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
@@ -253,3 +258,60 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
     with pytest.raises(InvalidWeights, match="does not fit this model"):
         ReadingAdapter.load(tmp_path, decoder("llama", hidden_size=32))
     assert json.loads((tmp_path / CONFIG).read_text())["peft_type"] == "LORA"
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that a GPU computes: no views, no scalars taken out of tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        shares = any(one.alias_info for one in func._schema.returns) and not name.endswith("_")
+        self.count += not (shares or name.startswith(("empty", "new_empty", "_local_scalar")))
+        return func(*args, **(kwargs or {}))
+
+
+def asked(path, monkeypatch, layers, top_k, device="cuda", free=1 << 40):
+    """Logits of an answer's first token, and the operations until then."""
+    trace = traced_step.traced
+
+    def traced(*given):
+        with _pop_mode_temporarily():  # the tracer has fake tensors of its own
+            return trace(*given)
+
+    with monkeypatch.context() as patch, FakeDevice() if device == "cuda" else nullcontext():
+        if device == "cuda":
+            patch.setattr(traced_step, "traced", traced)
+            patch.setattr(reading_adapter, "_free_bytes", lambda device: free)
+        model = decoder("llama", num_hidden_layers=layers).to(device)
+        adapter = random_adapter(model)
+        adaptation = replace(UNADAPTED, top_k=top_k, score_range=None)
+        reader = HuggingFacePassageModel(
+            model, tokenizer(), adaptation, adapter=adapter, kv_dtype=torch.float32
+        )
+        tiers = {"device": device} if device == "cuda" else {}
+        with MemoryStore.create(
+            path, reader.signature, selector=reader.keeps, codec="raw", **tiers
+        ) as store:
+            reader.ingest(TEXT, store, name="text")
+            for _ in range(2):  # the first question traces
+                with Launches() as launches, reader.session(store) as session:
+                    state = session.ask("How many bells?", lambda: None)
+                    logits = session.logits(state[None]).cpu()
+                    assert len(session.chosen) == top_k
+    return logits, launches.count
+
+
+def test_a_question_on_a_gpu_takes_few_operations_however_many_passages_it_reads(
+    tmp_path, monkeypatch
+):
+    counts = {}
+    for layers, top_k, free in ((2, 1, 1 << 40), (4, 1, 1 << 40), (4, 4, 1 << 40), (4, 1, 0)):
+        given = tmp_path / f"{layers} {top_k} {free}", monkeypatch, layers, top_k
+        logits, counts[layers, top_k, free] = asked(*given, free=free)
+        expected, _ = asked(tmp_path / f"{layers} {top_k} {free} there", *given[1:], "cpu")
+        assert close(logits, expected)
+    few, more, passages, unmerged = counts.values()
+    assert more - few <= 2 * 40  # a norm is eight of them here, and one on a GPU
+    assert passages == more < unmerged

@@ -78,15 +78,15 @@ def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
         return rolling.attend(layer, q, k, v)
 
     torch.manual_seed(1)
-    remembered = torch.randn(2, 20, 16), torch.randn(2, 20, 16)
+    remembered = torch.randn(1, 2, 20, 16), torch.randn(1, 2, 20, 16)
     with torch.no_grad():
-        rolling.remember(1, *remembered)
+        rolling.remember([1], *remembered)
         for piece in (70, 1, 60):
             reader.hidden(torch.tensor([filler(piece, seed=piece)]), keeping)
         rolling.let_go(GONE)
         assert rolling.local == 131 - GONE
         fresh = RepositionedAttention(reader, beginning)
-        fresh.remember(1, *remembered)
+        fresh.remember([1], *remembered)
         for layer, (k, v) in kept.items():
             rows = torch.zeros(1, 4, 131 - GONE, 16)
             fresh.attend(layer, rows, k[:, :, GONE:], v[:, :, GONE:])
@@ -178,7 +178,7 @@ def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(sep
         expected = RepositionedAttention(reader, read_prefix(reader))
         for layer in range(4):
             k, v = (torch.cat([half[:, layer] for half in halves]) for halves in zip(*stored))
-            expected.remember(layer, k.transpose(0, 1), v.transpose(0, 1))
+            expected.remember([layer], k.transpose(0, 1)[None], v.transpose(0, 1)[None])
         computed(expected, reader.separator_ids)
         said = torch.tensor([[*question]])
         with torch.no_grad():

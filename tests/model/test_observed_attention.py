@@ -41,7 +41,7 @@ def test_masses_are_those_of_the_softmax(kind: str, parts: list[int]) -> None:
             size = (2, shape.num_kv_heads, tokens, shape.head_dim)
             keys_values = torch.randn(size)
             for one in (attention, untold):
-                one.remember(layer, *keys_values)
+                one.remember([layer], *keys_values[:, None])
         for ids in ([5, 6, 7], [8], [9] * 60, [3]):
             told.clear()
             reader.hidden(torch.tensor([ids]), attend)

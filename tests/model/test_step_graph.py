@@ -17,7 +17,7 @@ PARTS = [5, 7]
 
 def nothing(reader: HuggingFacePassageModel) -> tuple[Tensor, Tensor]:
     """Keys and values of no passages."""
-    none = torch.zeros(reader.shape.num_kv_heads, 0, reader.shape.head_dim)
+    none = torch.zeros(1, reader.shape.num_kv_heads, 0, reader.shape.head_dim)
     return none, none
 
 
@@ -28,7 +28,8 @@ def reading(reader: HuggingFacePassageModel, told: list[Tensor] | None) -> Repos
     shape = reader.shape
     size = (2, shape.num_kv_heads, sum(PARTS), shape.head_dim)
     for layer in range(shape.num_layers):
-        context.remember(layer, *torch.randn(size, generator=torch.Generator().manual_seed(layer)))
+        generator = torch.Generator().manual_seed(layer)
+        context.remember([layer], *torch.randn(size, generator=generator)[:, None])
     reader.hidden(torch.tensor([[300, 301, 302]]), context.attend)
     return context
 
@@ -41,7 +42,7 @@ def test_it_gives_what_an_ordinary_step_gives(
     kind: str, observed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_graph, "_ROOM", 20)
-    monkeypatch.setattr(step_graph, "_WHOLE", 16)
+    monkeypatch.setattr(step_graph, "WHOLE", 16)
     reader = HuggingFacePassageModel(of_kind(kind), tokenizer(), generating="full")
     told: tuple[list[Tensor], list[Tensor]] = ([], [])
     plain, other = (reading(reader, masses if observed else None) for masses in told)
@@ -54,7 +55,7 @@ def test_it_gives_what_an_ordinary_step_gives(
         if number == 22:  # another passage is read instead
             for context in (plain, other):
                 for layer in range(reader.shape.num_layers):
-                    context.remember(layer, *nothing(reader))
+                    context.remember([layer], *nothing(reader))
             assert not step.fits()
         if not step.fits():
             step, recorded = RecordedStep(reader, other), recorded + 1
@@ -84,7 +85,7 @@ def test_an_answer_begins_without_and_other_text_begins_another_answer() -> None
         if number == 12:  # of other passages
             for context in (plain, other):
                 for layer in range(reader.shape.num_layers):
-                    context.remember(layer, *nothing(reader))
+                    context.remember([layer], *nothing(reader))
         expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
         state = graph.read(token)
         used.append(state is not None)

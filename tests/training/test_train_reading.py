@@ -109,7 +109,7 @@ def test_a_pack_computes_what_a_session_computes(kind, of):
         context = RepositionedAttention(asked, read_prefix(asked, adapt), adapt=adapt)
         for layer in range(asked.shape.num_layers):
             k, v = (torch.cat([each[half][:, layer] for each in kept]) for half in (0, 1))
-            context.remember(layer, k.transpose(0, 1), v.transpose(0, 1))
+            context.remember([layer], k.transpose(0, 1)[None], v.transpose(0, 1)[None])
         turn, _ = asked.turn_ids(one.question, first=True)
         answer = asked.tokenizer.encode(one.answer)
         said = torch.tensor([[*asked.separator_ids, *turn, *answer]])

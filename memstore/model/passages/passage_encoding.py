@@ -32,8 +32,8 @@ from memstore.model.passages.repositioned_attention import (
     KeysValues,
     PassageModel,
     attention,
+    mask_of,
     read_prefix,
-    seen_by,
 )
 from memstore.model.passages.selector import Captured, Captures, Chosen
 from memstore.model.rotary import Positions
@@ -41,6 +41,7 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.write.chunk import finite
 
 _TOKENS = 256  # of a pass at most: as fast as more on a CPU
+_AT_ONCE = 1 << 27  # keys of passages, in numbers, that a GPU turns at once
 _TOKENS_GPU = 1024  # of which a GPU computes longer than Python takes to launch what it computes
 
 
@@ -182,13 +183,13 @@ class _Pass:
         q = q[0][:, self._rows].transpose(0, 1)  # [passages, H, longest, D]
         k, v = (half[0][:, self._seen].transpose(0, 1) for half in (k, v))
         spec = reader.forms[layer_idx]
-        attended = attention(q, k, v, spec, self._mask(spec.window))
+        attended = attention(q, k, v, spec, self._mask(q, spec.window))
         return attended.transpose(0, 1).flatten(1, 2)[None, :, self._back]
 
-    def _mask(self, window: int | None) -> Tensor:
+    def _mask(self, q: Tensor, window: int | None) -> Tensor:
         if window not in self._masks:
-            rows, length = self._rows.shape[1], self._seen.shape[1]
-            self._masks[window] = seen_by(rows, length, window, self._rows.device)
+            group = self._reader.shape.group
+            self._masks[window] = mask_of(q, self._seen.shape[1], window, group)
         return self._masks[window]
 
     def stored(self) -> KeysValues:
@@ -249,28 +250,39 @@ class Fetched:
     def __init__(self, reader: PassageModel, taken: Sequence[_Taken]) -> None:
         self.lengths = [len(one.keys) for one in taken]
         self.tiers = [one.tier for one in taken]
-        self._shape, self._device = reader.shape, reader.device
+        self._shape, self._device, self._kinds = reader.shape, reader.device, reader.rotary_kinds
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # of those in the same rows, at once
         for _, run in groupby(taken, key=lambda one: one.rows.data_ptr()):
             some = list(run)
             keys, values = (torch.cat(both) for both in zip(*((x.keys, x.values) for x in some)))
             self._parts.append((some[0].rows, keys, values))
 
-    def layer(self, layer_idx: int) -> KeysValues:
-        """Keys and values [Hkv, T, D] of the tokens of all in a layer; of none in one without
-        memory.
+    def of_layers(self) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
+        """Layers that rotate alike, with keys and values [layers, Hkv, T, D] of the tokens of all
+        passages; of none in layers without memory. A GPU fetches all layers at once.
         """
-        shape, layers = self._shape, self._shape.memory_layers
-        heads = shape.num_kv_heads, shape.head_dim
+        shape = self._shape
+        kinds = [(at in shape.memory_layers, kind) for at, kind in enumerate(self._kinds)]
+        of_layer = max(1, sum(self.lengths)) * shape.num_kv_heads * shape.head_dim
+        most = 1 if self._device.type == "cpu" else max(1, _AT_ONCE // of_layer)
+        for _, run in groupby(range(shape.num_layers), key=kinds.__getitem__):
+            alike = list(run)
+            for some in (alike[at : at + most] for at in range(0, len(alike), most)):
+                yield some, *self._fetched(some)
+
+    def _fetched(self, layers: Sequence[int]) -> KeysValues:
+        """The same of some layers, which follow one another."""
+        shape, memory = self._shape, self._shape.memory_layers
+        heads, dim = shape.num_kv_heads, shape.head_dim
         halves: tuple[list[Tensor], list[Tensor]] = [], []
-        for rows, *both in self._parts if layer_idx in layers else ():
-            of_layers = rows.view(-1, heads[0] * heads[1])
+        for rows, *both in self._parts if layers[0] in memory else ():
+            first = memory.index(layers[0]) * heads * dim
+            columns = rows[:, first : first + len(layers) * heads * dim]
             for half, at in zip(halves, both):
-                here = at * len(layers) + layers.index(layer_idx)
-                some = of_layers.index_select(0, here).view(-1, *heads)
-                half.append(some.to(self._device).transpose(0, 1))
-        none = torch.zeros(heads[0], 0, heads[1], dtype=shape.kv_dtype, device=self._device)
-        k, v = (half[0] if len(half) == 1 else torch.cat([none, *half], 1) for half in halves)
+                some = columns.index_select(0, at).view(-1, len(layers), heads, dim)
+                half.append(some.to(self._device).permute(1, 2, 0, 3))
+        none = torch.zeros(len(layers), heads, 0, dim, dtype=shape.kv_dtype, device=self._device)
+        k, v = (half[0] if len(half) == 1 else torch.cat([none, *half], 2) for half in halves)
         return k, v
 
 

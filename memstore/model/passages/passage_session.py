@@ -238,7 +238,11 @@ class PassageSession(AskSession):
         adds, content = partial(selector.adds, query, found.store), self._passages.content
         best = self.candidates = Candidates(found, self.settings.top_k, adds, content)
         alone = gate is None or gate.answers(found.scores, found.blocks, caution)
-        together = gate is not None and gate.answer_together(best.together, found.blocks, caution)
+        together = (
+            not alone
+            and gate is not None
+            and gate.answer_together(best.together, found.blocks, caution)
+        )
         # where the model itself refuses, it decides once it has read
         self.answered = alone or together or refusal is not None
         self.needed = None
@@ -276,8 +280,8 @@ class PassageSession(AskSession):
                 self.adapt, again = adapt, self._local.ids
                 self._begin()
             self.attention.parts = [*fetched.lengths, *map(len, computed_now)]
-            for layer in range(reader.shape.num_layers):
-                self.attention.remember(layer, *fetched.layer(layer))
+            for layers, k, v in fetched.of_layers():
+                self.attention.remember(layers, k, v)
             self.chosen, self._behind = list(passages), behind
             if self._told is not None:
                 first = reader.shape.memory_layers[0]
@@ -293,13 +297,13 @@ class PassageSession(AskSession):
         """Compute these tokens between stored passages and the local text that is there."""
         self._behind = []
         context = replace(self.attention, layers={}, observe=None)
-        layers = range(self.reader.shape.num_layers)
-        for layer in layers:
-            context.remember(layer, *fetched.layer(layer))
-        for layer, more in zip(layers, computed(context, behind)):
-            halves = zip(fetched.layer(layer), more)
-            k, v = (torch.cat((half.to(new), new), 1) for half, new in halves)
-            self.attention.remember(layer, k, v)
+        for layers, k, v in fetched.of_layers():
+            context.remember(layers, k, v)
+        more = computed(context, behind)
+        for layers, *both in fetched.of_layers():
+            new = map(torch.stack, zip(*(more[layer] for layer in layers)))
+            k, v = (torch.cat((half.to(last), last), 2) for half, last in zip(both, new))
+            self.attention.remember(layers, k, v)
 
     @property
     def closest(self) -> list[tuple[int, int, float]]:

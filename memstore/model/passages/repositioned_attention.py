@@ -4,7 +4,7 @@ sees of a text that is read without memory.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -34,6 +34,7 @@ class PassageModel(ModelAdapter):
     prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
     separator_ids: list[int]  # between what is read of a memory and the local text
     forms: Sequence[AttentionSpec]
+    rotary_kinds: Sequence[Hashable]  # of each layer; equal where `rotate` turns alike
     passage_tokens: int  # that passages are filled up to
 
     @abstractmethod
@@ -59,6 +60,8 @@ Observe = Callable[[int, Tensor], None]
 """Told (layer_idx, how much the last row attends to each part of what is remembered [H, parts])."""
 
 _GROW = 256  # tokens of room at a time
+_SPARE = 512  # tokens of room behind what is remembered, which costs nothing before it is used
+WHOLE = 64  # tokens that the room is a multiple of, as fused attention wants it
 _WIDER = 8  # columns at a time: fused attention on a GPU takes multiples of it
 
 
@@ -98,7 +101,9 @@ class RepositionedAttention:
     computed: int = 0
     layers: dict[int, LayerContext] = field(default_factory=dict)
     adapt: bool = False  # is the text read with the reader's adapter?
-    _seen: tuple[object, Tensor] | None = None
+    # masks of the last steps, and layers that nothing was read in yet
+    _masks: dict[object, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _fresh: dict[int, LayerContext] = field(default_factory=dict, init=False, repr=False)
 
     def begin(self) -> Sequence[KeysValues]:
         """The prefix. Call this before a forward pass, which cannot have another inside it."""
@@ -125,11 +130,11 @@ class RepositionedAttention:
             layer.remembered += self.computed
             self._mark(layer, start, self.computed, dim)
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
-        spec = self.reader.forms[layer_idx]
-        mask = self._mask(rows, layer.length, spec.window, q.device)
-        if rows == 1 and spec.window is not None:  # it sees the last ones, and all of these
+        spec, mask = self.reader.forms[layer_idx], None
+        if rows > 1:
+            mask = self._mask(q, layer.length, spec.window)
+        elif spec.window is not None:  # it sees the last ones, and all of these
             keys, values = keys[:, :, -spec.window :], values[:, :, -spec.window :]
-            mask = None
         output = attention(q, keys, values, spec, mask)
         if not wider:
             return output
@@ -147,36 +152,35 @@ class RepositionedAttention:
             )[start - self.first :][:tokens]
             layer.v[:, :, start : start + len(parts), dim:] = parts
 
-    def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
-        """Put these tokens in the place of what was remembered in a layer, k, v [Hkv, m, D],
-        position-free; the local text moves behind them.
+    def remember(self, layers: Sequence[int], k: Tensor, v: Tensor) -> None:
+        """Put these tokens in the place of what was remembered in layers of one rotary kind, k, v
+        [layers, Hkv, m, D], position-free; the local text moves behind them.
         """
-        layer, (heads, m, dim) = self._layer(layer_idx), k.shape
-        first, start = self.first, self.first + m
-        local = slice(first + layer.remembered, layer.length)
-        end = start + local.stop - local.start
+        reader, (m, dim) = self.reader, k.shape[2:]
+        before = [self.layers[layer] for layer in layers if layer in self.layers]
+        local = self.local if before else 0
         observed = self.observe is not None and bool(self.parts)
         wider = _WIDER * -(-len(self.parts) // _WIDER) if observed else 0
-        size = (1, heads, end + _GROW, dim + wider)
-        held_k, held_v = (
-            torch.empty(size, dtype=self.reader.dtype, device=layer.k.device) for _ in range(2)
-        )
-        for held in (held_k, held_v):
-            held[:, :, end:] = 0
-            held[..., dim:] = 0
-        held_k[:, :, :first, :dim] = layer.k[:, :, :first, :dim]
-        held_v[:, :, :first, :dim] = layer.v[:, :, :first, :dim]
-        keys = k.to(self.reader.dtype)[None]
-        held_k[:, :, first:start, :dim] = self.reader.rotate(layer_idx, keys, range(first, start))
-        held_v[:, :, first:start, :dim] = v
-        if end > start:
-            plain = layer.plain[:, :, : end - start]
-            turned = self.reader.rotate(layer_idx, plain, range(start, end))
-            held_k[:, :, start:end, :dim] = turned
-            held_v[:, :, start:end, :dim] = layer.v[:, :, local, :dim]
-        layer.k, layer.v, layer.remembered, layer.length = held_k, held_v, m, end
-        if observed:
-            self._mark(layer, first, m, dim)
+        held, contexts = self._room(layers, m + local, wider)
+        first, start = self.first, self.first + m
+        end = start + local
+        keys = k.to(reader.dtype, memory_format=torch.contiguous_format)
+        keys = reader.rotate(layers[0], keys, range(first, start))
+        held[0, :, 0, :, first:start, :dim] = keys
+        held[1, :, 0, :, first:start, :dim] = v
+        if local:
+            plain = torch.stack([layer.plain[:, :, :local] for layer in before])
+            held[0, ..., start:end, :dim] = reader.rotate(layers[0], plain, range(start, end))
+            at = slice(before[0].length - local, before[0].length)
+            values = torch.stack([layer.v[:, :, at, :dim] for layer in before])
+            held[1, ..., start:end, :dim] = values
+        for old, layer in zip(before, contexts.values()):
+            layer.plain = old.plain
+        for layer in contexts.values():
+            layer.remembered, layer.length = m, end
+            if observed:
+                self._mark(layer, first, m, dim)
+        self.layers |= contexts
 
     @property
     def length(self) -> int:
@@ -226,29 +230,39 @@ class RepositionedAttention:
         return self.prefix[0][0].shape[2] if self.prefix else 0
 
     def _layer(self, layer_idx: int) -> LayerContext:
-        layer = self.layers.get(layer_idx)
-        if layer is None:
-            reader, shape = self.reader, self.reader.shape
-            if prefix := self.begin():
-                k, v = prefix[layer_idx]
-            else:
-                size = (1, shape.num_kv_heads, 0, shape.head_dim)
-                k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
-            layer = self.layers[layer_idx] = LayerContext(k, v, k[:, :, :0], 0, self.first)
-        return layer
+        if layer_idx not in self.layers:
+            if layer_idx not in self._fresh:
+                _, self._fresh = self._room(range(layer_idx, self.reader.shape.num_layers), 0)
+            self.layers[layer_idx] = self._fresh.pop(layer_idx)
+        return self.layers[layer_idx]
 
-    def _mask(
-        self, rows: int, length: int, window: int | None, device: torch.device
-    ) -> Tensor | None:
-        """bool [rows, length]: what each row sees; None for a single row that sees everything. That
-        of the last step is kept, since its layers are mostly alike.
+    def _room(
+        self, layers: Sequence[int], tokens: int, wider: int = 0
+    ) -> tuple[Tensor, dict[int, LayerContext]]:
+        """Keys and values [2, layers, 1, Hkv, capacity, D + wider] of the prefix, with room for so
+        many tokens and more, which holds anything; and the layers over them.
         """
-        if rows == 1 and (window is None or length <= window):
-            return None
-        asked = rows, length, window
-        if self._seen is None or self._seen[0] != asked:
-            self._seen = asked, seen_by(rows, length, window, device)
-        return self._seen[1]
+        prefix, first = self.begin(), self.first
+        reader, heads, dim = self.reader, self.reader.shape.num_kv_heads, self.reader.shape.head_dim
+        room = len(layers), 1, heads, -(-(first + tokens + _SPARE) // WHOLE) * WHOLE
+        held = torch.empty((2, *room, dim + wider), dtype=reader.dtype, device=reader.device)
+        plain = held.new_empty((*room[:3], _SPARE, dim))
+        if wider:
+            held[..., dim:] = 0
+        if prefix:
+            for half, of_layers in zip(held, zip(*(prefix[layer] for layer in layers))):
+                half[:, :, :, :first, :dim] = torch.stack(of_layers)
+        parts = zip(layers, *(x.unbind() for x in (*held, plain)))
+        return held, {layer: LayerContext(*part, 0, first) for layer, *part in parts}
+
+    def _mask(self, q: Tensor, length: int, window: int | None) -> Tensor:
+        """`mask_of` these; those of a step's layers are mostly alike."""
+        asked = q.shape[2], length, window
+        if asked not in self._masks:
+            if len(self._masks) > 2:
+                self._masks.clear()
+            self._masks[asked] = mask_of(q, length, window, self.reader.shape.group)
+        return self._masks[asked]
 
 
 def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
@@ -263,31 +277,42 @@ def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
     return held
 
 
-def seen_by(rows: int, length: int, window: int | None, device: torch.device) -> Tensor:
-    """bool [rows, length]: what each of the last rows sees of what is before it, and of itself."""
-    at = torch.arange(length, device=device)
+def mask_of(q: Tensor, length: int, window: int | None, group: int) -> Tensor:
+    """What `attention` adds to scores of the last tokens of so many, q [B, H, T, D], all layers of
+    a pass the same: [T, length]; on a GPU [group * T, length], for queries of a group as rows,
+    whose keys need no copies then, aligned as fused attention wants it.
+    """
+    cpu, rows = q.device.type == "cpu", q.shape[2]
+    group, wide = (1, length) if cpu else (group, -(-length // _WIDER) * _WIDER)
+    at = torch.arange(length, device=q.device)
     distance = at[length - rows :, None] - at
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+    unseen = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    mask = torch.zeros(group, rows, wide, dtype=q.dtype, device=q.device)
+    mask[..., :length].masked_fill_(unseen, float("-inf"))
+    return mask.view(-1, wide)[:, :length]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
     """Grouped attention of rotated q [B, H, T, D] to k, v [B, Hkv, S, D] -> [B, H, T, D]; mask:
-    bool [T, S], what each row sees; None = everything.
+    bool, what each row sees, or `mask_of` that; None = everything.
     """
+    batch, heads, tokens, dim = q.shape
+    as_rows = mask is not None and mask.shape[-2] > tokens  # are the heads of a group rows?
+    grouped = q.reshape(batch, k.shape[1], -1, dim)
     if spec.softcap is not None:
-        grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
-        scores = (grouped @ k.transpose(-1, -2)).view(*q.shape[:3], -1) * spec.scale
+        scores = (grouped @ k.transpose(-1, -2)) * spec.scale
         scores = spec.softcap * (scores / spec.softcap).tanh()
+        if not as_rows:
+            scores = scores.view(batch, heads, tokens, -1)
         if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf"))
-        weights = scores.float().softmax(-1).to(q.dtype)
-        return weights @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    if q.shape[2] == 1:
-        # the heads of a group as rows: on a CPU a single row of bfloat16 is slow by itself
-        rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
-        output = scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=spec.scale)
-        return output.reshape(q.shape)
+            hidden = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else None
+            scores = scores + mask if hidden is None else hidden
+        weights = scores.float().softmax(-1).to(q.dtype).view(batch, heads, tokens, -1)
+        return weights @ v.repeat_interleave(heads // k.shape[1], 1)
+    if as_rows or tokens == 1:  # on a CPU a single row of bfloat16 is slow by itself
+        output = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=spec.scale)
+        apart = output.view(batch, k.shape[1], -1, tokens, dim).permute(0, 3, 1, 2, 4)
+        return apart.reshape(batch, tokens, heads, dim).transpose(1, 2)
     if q.device.type != "cpu":  # no fused kernel there takes a mask and groups
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True)

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
@@ -388,8 +388,7 @@ class Candidates:
         self.blocks = found.blocks
         self._starts = [0, *accumulate(end - first for _, first, end in self._scope)]
         self._best = self.distinct(k)
-        runs = [(one.document, one.block, one.block + 1) for one in self._best]
-        self._covers = adds(runs)
+        self._find = adds
 
     def distinct(self, k: int) -> list[Chosen]:
         """The best k passages of different texts, best first. Texts are looked up only where two
@@ -447,17 +446,19 @@ class Candidates:
         """What the best GATE_TOGETHER of them cover of a question of so many parts; None where not
         all of them say a part of their own, or where it is not known by what they were found.
         """
-        adds = self._adds()[:GATE_TOGETHER]
+        adds = self._adds[:GATE_TOGETHER]
         several = len(adds) == GATE_TOGETHER and bool((adds >= _PART).all())
         return float(adds.sum()) if several else None
 
+    @cached_property
     def _adds(self) -> Tensor:
         """[n], best first: what each covers of the question beyond those before it; nothing where
         that is not known.
         """
-        if self._covers is None:
+        covers = self._find([(one.document, one.block, one.block + 1) for one in self._best])
+        if covers is None:
             return torch.zeros(len(self._best))
-        return covered(self._covers).diff(prepend=torch.zeros(1))
+        return covered(covers).diff(prepend=torch.zeros(1))
 
     def meant(self, settings: LookupSettings, *, parts: bool) -> list[Chosen]:
         """Those that are meant, in the order of the text: that score nearly as high as the best
@@ -469,7 +470,7 @@ class Candidates:
         if settings.score_range is not None and len(self.scores):
             means = best >= self.scores.max() - settings.score_range * self._deviation
         if parts:
-            means |= self._adds() >= _PART
+            means |= self._adds >= _PART
         chosen = [one for one, meant in zip(self._best, means.tolist()) if meant]
         wanted = {one.document for one in chosen}
         order = {run[0]: at for at, run in enumerate(self._scope) if run[0] in wanted}

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from memstore.model.passages.repositioned_attention import (
+    WHOLE,
     LayerContext,
     PassageModel,
     RepositionedAttention,
@@ -24,7 +25,6 @@ from memstore.model.rotary import Positions
 _BEFORE = 4  # tokens that an answer begins with without: to record takes as long as some of them
 _LATER = 64  # tokens after which it is tried again where memory was short
 _ROOM = 256  # tokens that a recorded step has room for, at least
-_WHOLE = 64  # the room is a multiple of it, as fused attention wants it
 
 _log = logging.getLogger("memstore")
 _unrecorded: WeakSet[PassageModel] = WeakSet()  # whose own code looks at what it computes
@@ -211,11 +211,13 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 def _make_room(layer: LayerContext, context: RepositionedAttention) -> None:
     """Have keys and values in tensors of their own, with room."""
-    room = -(-(layer.length + _ROOM) // _WHOLE) * _WHOLE
-    if layer.k.shape[2] - layer.length < _ROOM or layer.k.shape[2] % _WHOLE:
+    room = -(-(layer.length + _ROOM) // WHOLE) * WHOLE
+    if layer.k.shape[2] - layer.length < _ROOM or layer.k.shape[2] % WHOLE:
         layer.k, layer.v = (
             pad(x[:, :, : layer.length], (0, 0, 0, room - layer.length)) for x in (layer.k, layer.v)
         )
+    for held in (layer.k, layer.v):  # a masked row counts nothing only if it is a number
+        held[:, :, layer.length :] = 0
     missing = context.local + _ROOM - layer.plain.shape[2]
     if missing > 0:
         layer.plain = pad(layer.plain, (0, 0, 0, missing))
