@@ -7,7 +7,7 @@ from torch import Tensor
 pytest.importorskip("transformers")
 
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.passages import step_graph
+from memstore.model.passages import repositioned_attention, step_graph
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.model.passages.step_graph import RecordedStep, StepGraph
 from support.tiny_decoder import of_kind, tokenizer
@@ -42,7 +42,9 @@ def test_it_gives_what_an_ordinary_step_gives(
     kind: str, observed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_graph, "_ROOM", 20)
-    monkeypatch.setattr(step_graph, "WHOLE", 16)
+    monkeypatch.setattr(repositioned_attention, "_SPARE", 1)
+    for module in (step_graph, repositioned_attention):
+        monkeypatch.setattr(module, "WHOLE", 16)
     reader = HuggingFacePassageModel(of_kind(kind), tokenizer(), generating="full")
     told: tuple[list[Tensor], list[Tensor]] = ([], [])
     plain, other = (reading(reader, masses if observed else None) for masses in told)
