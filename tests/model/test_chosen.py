@@ -28,6 +28,7 @@ def candidates(adds: list[list[float]] | None, scores: Tensor = SCORES) -> Candi
         return None if adds is None else torch.tensor(adds)
 
     found = Candidates(scored(scores), 4, adding, lambda *place: place)
+    found.together  # noqa: B018 - looked up once, when it is first needed
     assert asked == [(document, block, block + 1) for document, block in BEST]
     return found
 
