@@ -52,52 +52,58 @@ _IGNORED = {
 
 
 class ForwardCache(Cache):
-    """Carries the caller's attention into a forward pass as its cache argument; stores no KV."""
+    """Carries the caller's attention into one forward pass as its cache argument, and how the pass
+    is computed; stores no KV: a cache without layers.
+    """
 
-    def __init__(self, attend: Attend) -> None:
-        """attend: see ModelAdapter.hidden."""
+    def __init__(
+        self,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+        adapt: bool | Tensor = False,
+        quantized: bool = False,
+    ) -> None:
+        """attend, layers, enter: see ModelAdapter.hidden. adapt: do linear layers add their updates
+        (reading_adapter)? A tensor [.., T, 1] says it of each row. quantized: do they multiply by
+        quantized weights, where they have any?
+        """
         super().__init__(layers=[])
-        self.attend = attend
-        self.length = 0  # tokens of earlier passes; the model's own code reads it
+        self.attend, self.stop, self.enter = attend, layers, enter
+        self.adapt, self.quantized = adapt, quantized
         self.forms: dict[int, AttentionSpec] = {}  # by layer; filled as layers attend
-        self.enter: Enter | None = None
-        self.stop: int | None = None  # stop the pass before this layer
         self.zero_rotation = False  # RoPE returns zeros, which shows the tensors it rotates
+
+    def begin_layer(self, layer: int, states: Tensor) -> None:
+        """Called with the states that a layer begins with. Raises Stopped."""
+        if layer == self.stop:
+            raise Stopped(states)
+        if self.enter is not None:
+            self.enter(layer, states)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.length
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.length
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    def has_previous_state(
-        self, layer_idx: int | None = None, state_idx: int | None = None
-    ) -> bool:
-        return self.length > 0
-
-    def __len__(self) -> int:
-        return 0
-
 
 class Stopped(Exception):
-    """Ends a forward pass before the layer ForwardCache.stop."""
+    """Ends a forward pass before the layer ForwardCache.stop, which would begin with `states`."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
 
 
-def _current() -> ForwardCache | None:
+def current() -> ForwardCache | None:
+    """Of this thread's forward pass; None in one without."""
     return getattr(_active, "cache", None)
 
 
 @contextmanager
 def active(cache: ForwardCache) -> Iterator[None]:
-    """Within this context, a layer called without its decoder attends with this cache."""
+    """Within this context, a layer called without its decoder computes with this cache."""
     _active.cache = cache
     try:
         yield
@@ -130,7 +136,7 @@ class _Rotary(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cos, sin = self.original(*args, **kwargs)
-        cache = _current()
+        cache = current()
         if cache is None:
             return cos, sin
         constant = torch.zeros_like if cache.zero_rotation else torch.ones_like
@@ -179,21 +185,14 @@ def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    cache, _active.cache = _current(), None
-    if cache is not None and output is not None:
-        cache.length += output.last_hidden_state.shape[1]
+    _active.cache = None
 
 
 def _layer_hook(layer: int) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        cache = _current()
-        if cache is None:
-            return
-        states = args[0] if args else kwargs["hidden_states"]
-        if cache.enter is not None:
-            cache.enter(layer, states)
-        if cache.stop == layer:
-            raise Stopped
+        cache = current()
+        if cache is not None:
+            cache.begin_layer(layer, args[0] if args else kwargs["hidden_states"])
 
     return hook
 
@@ -204,7 +203,7 @@ def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        cache = _current()
+        cache = current()
         if cache is None:
             eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
             function = ALL_ATTENTION_FUNCTIONS.get_interface(former, cast(Any, eager))
@@ -235,42 +234,22 @@ def _mask(former: str) -> Callable[..., Any]:
     """Make the mask function of the attention `former`; no mask in a pass with a ForwardCache."""
 
     def mask(*args: Any, **kwargs: Any) -> Any:
-        if _current() is not None:
+        if current() is not None:
             return None
         return ALL_MASK_ATTENTION_FUNCTIONS[former](*args, **kwargs)
 
     return mask
 
 
-def run_layers(
-    decoder: nn.Module,
-    ids: Tensor,
-    cache: ForwardCache,
-    *,
-    layers: int | None = None,
-    enter: Enter | None = None,
-) -> Tensor:
-    """Run ids [B, T] through a decoder's first `layers` layers (None: all layers and the final
+def run_layers(decoder: nn.Module, ids: Tensor, cache: ForwardCache) -> Tensor:
+    """Run ids [B, T] through a decoder's layers before cache.stop (None: all layers and the final
     norm) -> states [B, T, hidden_size].
     """
-    last: list[Tensor] = []
-
-    def entering(layer: int, states: Tensor) -> None:
-        if layer == cache.stop:
-            last.append(states)
-        if enter is not None and layer != cache.stop:
-            enter(layer, states)
-
-    whole = layers is None or layers >= len(cast(nn.ModuleList, decoder.layers))
-    cache.stop, cache.enter = None if whole else layers, entering
     try:
-        states = decoder(
-            input_ids=ids, **cache_argument(decoder, cache), use_cache=True
-        ).last_hidden_state
-    except Stopped:
-        cache.length += ids.shape[1]
-        return last[0]
-    return cast(Tensor, states)
+        output = decoder(input_ids=ids, **cache_argument(decoder, cache), use_cache=True)
+    except Stopped as stopped:
+        return stopped.states
+    return cast(Tensor, output.last_hidden_state)
 
 
 def cache_argument(model: nn.Module, cache: Cache) -> dict[str, Cache]:

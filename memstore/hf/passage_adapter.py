@@ -4,6 +4,7 @@ forward pass over a short probe text finds its head sizes and how each layer att
 
 import json
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, cast
@@ -20,8 +21,8 @@ from memstore.hf.attention_seam import (
     difference_beyond_rounding,
     run_layers,
 )
-from memstore.hf.quantized_weights import MOST_ROWS, QuantizedWeights, Weights, taking
-from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter, adapted, attach_adapter
+from memstore.hf.quantized_weights import MOST_ROWS, QuantizedWeights, Weights
+from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter, attach_adapter
 from memstore.hf.tokenizer import OffsetTokenizer, Turns
 from memstore.hf.traced_step import TracedStep
 from memstore.hf.weights import adaptation_of, digest_of
@@ -158,7 +159,7 @@ class HuggingFacePassageModel(PassageAPI):
         try:
             with torch.no_grad():
                 run_layers(self._stack, self._probe_ids(), cache)
-        except (RuntimeError, IndexError, TypeError, AttributeError) as error:
+        except (RuntimeError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise InvalidWeights(
                 f"{name} attends in a way not known here ({error}); it cannot be given a memory"
             ) from error
@@ -266,26 +267,23 @@ class HuggingFacePassageModel(PassageAPI):
         adapt: bool | Tensor = False,
     ) -> Tensor:
         """As ModelAdapter.hidden; adapt may also name tokens: [1, T, 1] of ones and zeros."""
-        backend = nullcontext() if self.device.type == "cpu" else _without_cudnn
-        weights = self._generating.used() if quantized else taking(False)
-        with backend, adapted(adapt), weights as few:
-            one = quantized and layers is None and ids.shape[1] == 1
-            # a GPU computes a text faster than Python launches it by modules
-            text = adapt is True and len(ids) == 1 < ids.shape[1] and not torch.is_grad_enabled()
-            if one or (text and self.device.type != "cpu"):
-                few = few and len(ids) <= MOST_ROWS
-                states = self._step(ids, attend, enter, few, adapt is True, layers)
-                if states is not None:
-                    return states
-            return run_layers(self._stack, ids, ForwardCache(attend), layers=layers, enter=enter)
+        on_gpu = self.device.type != "cpu"
+        few = quantized and ids.numel() <= MOST_ROWS and self._generating.ready()
+        cache = ForwardCache(attend, layers=layers, enter=enter, adapt=adapt, quantized=few)
+        one = quantized and layers is None and ids.shape[1] == 1
+        # a GPU computes a text faster than Python launches it by modules
+        text = on_gpu and adapt is True and len(ids) == 1 and not torch.is_grad_enabled()
+        with _without_cudnn if on_gpu else nullcontext():
+            states = self._step(ids, cache) if one or text else None
+            return run_layers(self._stack, ids, cache) if states is None else states
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         """States [.., hidden_size] -> float32 [.., vocabulary], as the model's own code computes
         them. quantized: see ModelAdapter.hidden.
         """
         config = self._config
-        with self._generating.used() if quantized else taking(False):
-            logits = self._head(states.to(self.dtype)).float()
+        head: Callable[[Tensor], Tensor] = self._generating.head if quantized else self._head
+        logits = head(states.to(self.dtype)).float()
         logits = logits * (getattr(config, "logit_scale", None) or 1.0)
         logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
         cap = getattr(config, "final_logit_softcapping", None)

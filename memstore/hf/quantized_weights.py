@@ -6,16 +6,16 @@ weight there, and what is stored shall not depend on it. The products are what t
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeGuard, cast, get_args
+from typing import Literal, NamedTuple, TypeGuard, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from memstore.errors import InvalidConfig
-from memstore.hf.reading_adapter import LowRank, low_rank_of, merged_of
+from memstore.hf.attention_seam import current
+from memstore.hf.reading_adapter import LowRank, low_rank_of
 
 Weights = Literal["auto", "full", "int8", "int4"]
 """auto: 4 bits for a layer whose weights were stored in 4, else 8, on a CPU that is faster so; on
@@ -46,12 +46,27 @@ def multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return product.view(*x.shape[:-1], -1)
 
 
+class Taken(NamedTuple):
+    """Which weights of its layers a forward pass takes."""
+
+    quantized: bool  # quantized ones, where there are any
+    adapt: bool  # with low-rank updates,
+    merged: bool  # which are in copies of the loaded weights
+
+
 @dataclass(frozen=True)
 class Beside:
     """Product with a loaded or quantized weight, plus a low-rank update; None: it is merged."""
 
     of: Multiply | Tensor
     low_rank: LowRank | None
+
+    @classmethod
+    def merged(cls, linear: Sequence[nn.Module]) -> "Beside":
+        """Of layers with updates, one after the other, with copies of their weights."""
+        updates = [cast(LowRank, low_rank_of(one)) for one in linear]
+        of = [update.merged(cast(Tensor, one.weight)) for one, update in zip(linear, updates)]
+        return cls(torch.cat(of), None)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [.., in_features] -> [.., out_features]."""
@@ -196,8 +211,6 @@ class _Int8:
 
 MOST_ROWS = 8  # tokens of a step; more of them are multiplied faster by the weights as loaded
 
-_active = threading.local()  # .now: this thread's forward pass takes quantized weights
-
 
 def weights_named(name: str, device: torch.device) -> Weights:
     """Which weights a model on a device generates with. Raises InvalidConfig for a name that is
@@ -210,33 +223,20 @@ def weights_named(name: str, device: torch.device) -> Weights:
     return cast(Weights, name)
 
 
-@contextmanager
-def taking(quantized: bool) -> Iterator[bool]:
-    """Within it this thread's forward passes multiply by quantized weights, or by those that were
-    loaded.
-    """
-    before, _active.now = getattr(_active, "now", False), quantized
-    try:
-        yield quantized
-    finally:
-        _active.now = before
-
-
 class QuantizedWeights:
-    """Within `used` the linear layers of a decoder and its head multiply by quantized weights, in
-    forward passes of this thread that have at most MOST_ROWS tokens. They are made when they are
+    """The linear layers of a decoder, in passes of a ForwardCache that says so, and its head
+    multiply by quantized weights, at most MOST_ROWS tokens at once. They are made when they are
     first used; their products are computed in bfloat16.
     """
 
     def __init__(self, layers: nn.Module, head: nn.Module, weights: Weights) -> None:
         self._linear = [part for part in layers.modules() if _is_plain(part)]
-        self._head = head if _is_plain(head) else None
-        self._weights: Weights = weights
+        self._head, self._weights = head, weights
+        self._few_head: Multiply | None = None
         self._making, self._made = threading.Lock(), False
 
-    @contextmanager
-    def used(self) -> Iterator[bool]:
-        """Within it this thread's forward passes multiply by them. Gives whether there are any."""
+    def ready(self) -> bool:
+        """Have the layers quantized weights? They are made now if so."""
         here = all(linear.weight.device.type == "cpu" for linear in self._linear[-1:])
         few = self._weights != "full" and bool(self._linear) and here
         if few:
@@ -244,15 +244,20 @@ class QuantizedWeights:
                 if not self._made:
                     self._make()
                     self._made = True
-        with taking(few):
-            yield few
+        return few
+
+    def head(self, states: Tensor) -> Tensor:
+        """States [.., hidden_size] -> [.., vocabulary], by quantized weights for few of them."""
+        few = states.shape[:-1].numel() <= MOST_ROWS and self.ready()
+        if not few or self._few_head is None:
+            return cast(Tensor, self._head(states))
+        return multiply(self._few_head, states, cast(nn.Linear, self._head).bias)
 
     def _make(self) -> None:
         for linear in self._linear:
             _attach(linear, quantized(linear.weight.detach(), self._weights))
-        if self._head is not None:  # what it rounds shows in every token: never 4 bits of 8
-            weight = self._head.weight.detach()
-            _attach(self._head, quantized(weight, "auto"))
+        if _is_plain(self._head):  # what it rounds shows in every token: never 4 bits of 8
+            self._few_head = quantized(self._head.weight.detach(), "auto")
 
 
 class _Linear(nn.Linear):
@@ -262,10 +267,9 @@ class _Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [.., in_features] -> [.., out_features]."""
-        rows = x.numel() // x.shape[-1]
-        if rows > MOST_ROWS or not getattr(_active, "now", False):
-            return super().forward(x)
-        return multiply(self.few, x, self.bias)
+        cache = current()
+        few = cache is not None and cache.quantized
+        return multiply(self.few, x, self.bias) if few else super().forward(x)
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -280,18 +284,15 @@ def _attach(linear: nn.Linear, multiply: Multiply | None) -> None:
         cast(_Linear, linear).few = multiply
 
 
-def products(layer: nn.Module, quantized: bool, adapted: bool) -> dict[str, Multiply]:
+def products(layer: nn.Module, taken: Taken) -> dict[str, Multiply]:
     """By the names of a module's weights, what multiplies by them: those of fewer bits, and those
-    with an adapter.
+    with an adapter, beside them.
     """
     found: dict[str, Multiply] = {}
     for name, part in layer.named_modules():
-        few: Multiply | None = getattr(part, "few", None) if quantized else None
-        low_rank = low_rank_of(part) if adapted else None
-        merged = merged_of(part) if adapted else None
-        if merged is not None:
-            found[f"{name}.weight"] = Beside(merged, None)
-        elif low_rank is not None:
+        few: Multiply | None = getattr(part, "few", None) if taken.quantized else None
+        low_rank = low_rank_of(part) if taken.adapt else None
+        if low_rank is not None:
             weight = cast(Tensor, part.weight).detach()
             found[f"{name}.weight"] = Beside(few or weight, low_rank)
         elif few is not None:
@@ -299,19 +300,13 @@ def products(layer: nn.Module, quantized: bool, adapted: bool) -> dict[str, Mult
     return found
 
 
-def join(linear: Sequence[nn.Module], adapted: bool) -> Multiply | None:
+def join(linear: Sequence[nn.Module], taken: Taken) -> Multiply | None:
     """The product with the quantized or merged weights of several layers at once, one after the
     other, with their adapters or without; None where they cannot be joined. The layers have their
-    weights only there from then on.
+    quantized weights only there from then on.
     """
-    merged = [one for one in map(merged_of, linear) if one is not None]
-    if adapted and len(merged) == len(linear):
-        weights = merged[0]._base
-        if weights is None or any(one._base is not weights for one in merged):
-            weights = torch.cat(merged)
-            for one, part in zip(linear, weights.split([len(part) for part in merged])):
-                one.__dict__["merged"] = part
-        return Beside(weights, None)
+    if taken.merged:
+        return Beside.merged(linear)
     layers = [cast(_Linear, one) for one in linear]
     if not all(hasattr(one, "few") for one in layers):
         return None
@@ -329,7 +324,7 @@ def join(linear: Sequence[nn.Module], adapted: bool) -> Multiply | None:
     for layer in layers:
         start, end = end, end + layer.out_features
         layer.few = _Part(whole, start, end)
-    if not adapted:
+    if not taken.adapt:
         return whole
     updates = [update for one in layers if (update := low_rank_of(one)) is not None]
     return Beside(whole, LowRank.joined(updates)) if len(updates) == len(layers) else None

@@ -1,14 +1,13 @@
 """A reading adapter: LoRA weights (arXiv 2106.09685) with which a decoder reads passages that were
-encoded independently, switched on and off per thread and per row. Stored in peft's file format.
+encoded independently, switched on and off per forward pass and per row. Stored in peft's file
+format.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -23,10 +22,9 @@ from torch.nn.functional import linear
 
 from memstore.decode import Share, from_json
 from memstore.errors import InvalidWeights
+from memstore.hf.attention_seam import current
 from memstore.hf.model_directory import new_directory
 from memstore.model.passages.adaptation import SEPARATOR
-
-_active = threading.local()  # .now: rows of this thread's forward pass that use the adapter
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,11 @@ class LowRank:
         whole = product.reshape(-1, len(self.b))
         return torch.addmm(whole, flat, self.b.T.to(x.dtype), alpha=self.scale).view(product.shape)
 
+    def merged(self, weight: Tensor) -> Tensor:
+        """A copy of the layer's weight with the update in it, rounded once to the same dtype."""
+        whole = torch.addmm(weight.float(), self.b.float(), self.a.float(), alpha=self.scale)
+        return whole.to(weight.dtype)
+
     @staticmethod
     def joined(parts: Sequence[LowRank]) -> LowRank:
         """The updates of layers with the same input, concatenated by output features."""
@@ -57,62 +60,24 @@ class LowRank:
         return LowRank(a, torch.block_diag(*(one.b for one in parts)), parts[0].scale)
 
 
-@contextmanager
-def adapted(rows: bool | Tensor = True) -> Iterator[None]:
-    """Context in which this thread's forward passes use the model's adapter for all rows, for none,
-    or for those rows of a [.., T, 1] tensor that are 1.
-    """
-    before, _active.now = getattr(_active, "now", False), rows
-    try:
-        yield
-    finally:
-        _active.now = before
-
-
 def set_low_rank(layer: nn.Module, low_rank: LowRank) -> None:
-    """Give a linear layer an update, which it adds within `adapted`; it replaces an earlier one."""
+    """Give a linear layer an update, which it adds in passes of an adapting ForwardCache; it
+    replaces an earlier one.
+    """
     if low_rank_of(layer) is None:
         layer.register_forward_hook(_add)
     layer.__dict__["low_rank"] = low_rank  # not a module: it must not enter the model's state dict
-    layer.__dict__.pop("merged", None)
 
 
 def low_rank_of(layer: nn.Module) -> LowRank | None:
     return cast(LowRank | None, layer.__dict__.get("low_rank"))
 
 
-def merged_of(layer: nn.Module) -> Tensor | None:
-    """Weights [out_features, in_features] with the update in them; None where `merge` made none."""
-    return cast(Tensor | None, layer.__dict__.get("merged"))
-
-
-@torch.no_grad()
-def merge(model: nn.Module) -> None:
-    """Copy the weights of adapted layers with their updates in them, each sum rounded once to the
-    dtype of the weights, where a quarter of a GPU's free memory holds all copies. The loaded
-    weights stay, for passes without the adapter.
-    """
-    found = [(one, low_rank_of(one)) for one in model.modules() if isinstance(one, nn.Linear)]
-    updates = [(one, update) for one, update in found if update is not None]
-    trained = any(update.a.requires_grad for _, update in updates)
-    size = sum(one.weight.nbytes for one, _ in updates if merged_of(one) is None)
-    if size and not trained and size <= _free_bytes(updates[0][0].weight.device) // 4:
-        for one, update in updates:
-            halves = update.b.float(), update.a.float()
-            whole = torch.addmm(one.weight.float(), *halves, alpha=update.scale)
-            one.__dict__["merged"] = whole.to(one.weight.dtype)
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Memory that a GPU has left; 0 of another device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-
-
 def _add(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-    rows, low_rank = getattr(_active, "now", False), low_rank_of(layer)
-    if rows is False or low_rank is None:
+    cache, low_rank = current(), low_rank_of(layer)
+    if cache is None or cache.adapt is False or low_rank is None:
         return None
-    return low_rank.added(output, args[0], None if rows is True else rows)
+    return low_rank.added(output, args[0], None if cache.adapt is True else cache.adapt)
 
 
 # What is trained, and its files
@@ -287,9 +252,9 @@ def _linear(model: Any) -> dict[str, nn.Linear]:
 def attach_adapter(
     model: nn.Module, adapter: ReadingAdapter, dtype: torch.dtype | None = None
 ) -> list[nn.Parameter]:
-    """Attach an adapter to a model, which uses it within `adapted` only. dtype: of parameters that
-    are trained and replace the adapter's `pairs`; None to read with it in the dtype of the weights.
-    Returns these parameters, in the order of the layers' names.
+    """Attach an adapter to a model, which uses it where a ForwardCache says so. dtype: of
+    parameters that are trained and replace the adapter's `pairs`; None to read with it in the dtype
+    of the weights. Returns these parameters, in the order of the layers' names.
     """
     layers = _linear(model)
     parameters: list[nn.Parameter] = []

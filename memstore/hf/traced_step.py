@@ -9,10 +9,11 @@ router's choice of experts, cannot be, and such a model goes through its modules
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -22,16 +23,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import rms_norm
 from torch.utils import _pytree as pytree
 
-from memstore.hf.attention_seam import (
-    ForwardCache,
-    Stopped,
-    active,
-    difference_beyond_rounding,
-    run_layers,
-)
-from memstore.hf.quantized_weights import Multiply, join, multiply, products, taking
-from memstore.hf.reading_adapter import LowRank, adapted, low_rank_of, merge, merged_of
-from memstore.model.adapter import Attend, Enter
+from memstore.hf.attention_seam import ForwardCache, active, difference_beyond_rounding, run_layers
+from memstore.hf.quantized_weights import Multiply, Taken, join, multiply, products
+from memstore.hf.reading_adapter import LowRank, low_rank_of
+from memstore.model.adapter import Attend
 
 _aten = torch.ops.aten
 _ROWS = 1009  # that a layer is traced with: no other size in it is the same
@@ -185,7 +180,7 @@ def alike(layer: nn.Module, call: Call) -> object:
     ]
     sizes = [(name, value.shape, value.dtype) for name, value in _values(layer).items()]
     few = [
-        (name, type(getattr(part, "few", None)), low_rank_of(part) is None, merged_of(part) is None)
+        (name, type(getattr(part, "few", None)), low_rank_of(part) is None)
         for name, part in layer.named_modules()
     ]
     given = [(name, id(value)) for name, value in call.named.items()]
@@ -196,21 +191,21 @@ def _values(layer: nn.Module) -> dict[str, Tensor]:
     return dict(layer.named_parameters()) | dict(layer.named_buffers())
 
 
-def _joined(layer: nn.Module, names: Sequence[str], adapted: bool) -> Multiply | None:
-    return join([layer.get_submodule(name.removesuffix(".weight")) for name in names], adapted)
+def _joined(layer: nn.Module, names: Iterable[str], taken: Taken) -> Multiply | None:
+    return join([layer.get_submodule(name.removesuffix(".weight")) for name in names], taken)
 
 
-def _inputs(
-    layer: nn.Module, together: Sequence[Sequence[str]], quantized: bool, adapt: bool
-) -> list[Any]:
+def _inputs(layer: nn.Module, together: Sequence[Sequence[str]], taken: Taken) -> list[Any]:
     """What the graph of a layer takes of it."""
-    joined = [_joined(layer, names, adapt) for names in together]
-    values: dict[str, Any] = _values(layer) | products(layer, quantized, adapt)
-    return [*values.values(), *joined]
+    joined = [_joined(layer, names, taken) for names in together]
+    values, few = dict[str, Any](_values(layer)), dict[str, Any](products(layer, taken))
+    if taken.merged:  # what is joined is not taken alone
+        few = {name: _joined(layer, [name], taken) for name in few if name not in chain(*together)}
+    return [*(values | few).values(), *joined]
 
 
 def layer_graph(
-    layer: nn.Module, call: Call, quantized: bool, adapt: bool
+    layer: nn.Module, call: Call, taken: Taken
 ) -> tuple[Callable[..., Tensor], list[list[str]]]:
     """(attend, layer_idx, states, *inputs) -> states; and names of weights that are multiplied by
     in one product.
@@ -234,7 +229,7 @@ def layer_graph(
     module = traced(computed, states, list(values.values()))
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    few = products(layer, quantized, adapt)
+    few = products(layer, taken)
     names = {node: name for node, name in zip(inputs[1:], values, strict=True) if name in few}
     groups: dict[Any, list[fx.Node]] = {}  # products with these weights, by their input
     for node in graph.nodes:
@@ -245,7 +240,7 @@ def layer_graph(
     together = []
     for nodes in groups.values():
         of = [names[cast(fx.Node, node.args[0])] for node in nodes]
-        if len(of) > 1 and _joined(layer, of, adapt) is not None:
+        if len(of) > 1 and _joined(layer, of, taken) is not None:
             _join_products(graph, nodes, [len(values[name]) for name in of])
             together.append(of)
     with graph.inserting_before(inputs[0]):
@@ -323,10 +318,7 @@ class _TracedLayer(nn.Module):
         """States as they enter the layer -> what the layer returns."""
         _, number, call, forward, inputs = self._of
         cache = next(one for one in (*args, *named.values()) if isinstance(one, ForwardCache))
-        if cache.enter is not None:
-            cache.enter(number, hidden_states)
-        if cache.stop == number:
-            raise Stopped
+        cache.begin_layer(number, hidden_states)
         states = forward(cache.attend, number, hidden_states, *inputs)
         return (states, *call.output[1:]) if isinstance(call.output, tuple) else states
 
@@ -346,58 +338,52 @@ _COMPARED = 5  # tokens of a text by which its graphs are compared with the modu
 
 
 class TracedStep:
-    """Forward passes of one token of each of B rows, or of the tokens of one text."""
+    """Forward passes of one token of each of B rows, or of the tokens of one text.
+
+    Where a quarter of a GPU's free memory holds copies of all weights that have an update, passes
+    with the adapter multiply by copies with the updates in them. The copies go with the graphs.
+    """
 
     def __init__(self, decoder: nn.Module) -> None:
         """decoder: attached (memstore.hf.attention_seam)."""
         self._decoder = decoder
         self._first = next((x for x in decoder.modules() if isinstance(x, nn.Linear)), decoder)
-        self._updates: list[LowRank | None] = []  # of it, for which something was traced
         self._tracing = threading.Lock()
-        self._traced: dict[tuple[object, ...], nn.Module | None] = {}
+        # with the update of the first linear layer then: another adapter is another graph
+        self._traced: dict[object, tuple[LowRank | None, nn.Module | None]] = {}
 
-    def __call__(
-        self, ids: Tensor, attend: Attend, enter: Enter | None, quantized: bool,
-        adapt: bool = False, layers: int | None = None,
-    ) -> Tensor | None:  # fmt: skip
-        """As ModelAdapter.hidden, of ids [B, 1] or [1, T]; None where the model cannot be traced,
-        or gives something else then.
+    def __call__(self, ids: Tensor, cache: ForwardCache) -> Tensor | None:
+        """As run_layers, of ids [B, 1] or [1, T]; None where the model cannot be traced, or gives
+        something else then.
         """
-        update = low_rank_of(self._first) if adapt else None
-        key = ids.device, adapt, quantized, id(update)
+        update = low_rank_of(self._first) if cache.adapt else None
+        key = ids.device, bool(cache.adapt), cache.quantized
         with self._tracing:
-            if key not in self._traced:
-                self._updates.append(update)
-                self._traced[key] = _traced(self._decoder, ids.device, quantized, adapt)
-            step = self._traced[key]
-        return None if step is None else _run(step, ids, attend, enter, layers)
+            if key not in self._traced or self._traced[key][0] is not update:
+                self._traced.pop(key, None)  # copies of weights go before others are made
+                self._traced[key] = update, _traced(self._decoder, *key)
+            step = self._traced[key][1]
+        return None if step is None else _run(step, ids, cache)
 
 
-def _run(
-    step: nn.Module,
-    ids: Tensor,
-    attend: Attend,
-    enter: Enter | None = None,
-    layers: int | None = None,
-) -> Tensor:
-    """As ModelAdapter.hidden. The tokens of a text are rows, to all but the attention."""
+def _run(step: nn.Module, ids: Tensor, cache: ForwardCache) -> Tensor:
+    """As run_layers. The tokens of a text are rows, to all but the attention."""
     if ids.shape[1] == 1:
-        return run_layers(step, ids, ForwardCache(attend), enter=enter)
+        return run_layers(step, ids, cache)
+    attend, enter = cache.attend, cache.enter
 
     def attend_rows(layer: int, *rows: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 2) for x in rows)
         return attend(layer, q, k, v).transpose(0, 2)
 
-    def enter_rows(layer: int, states: Tensor) -> None:
-        if enter is not None:
-            enter(layer, states.transpose(0, 1))
-
-    cache = ForwardCache(attend_rows)
-    return run_layers(step, ids.T, cache, layers=layers, enter=enter_rows).transpose(0, 1)
+    cache.attend = attend_rows
+    if enter is not None:
+        cache.enter = lambda layer, states: enter(layer, states.transpose(0, 1))
+    return run_layers(step, ids.T, cache).transpose(0, 1)
 
 
 def _traced(
-    decoder: nn.Module, device: torch.device, quantized: bool, adapt: bool
+    decoder: nn.Module, device: torch.device, adapt: bool, quantized: bool
 ) -> nn.Module | None:
     """The decoder with traced layers; None where they cannot be traced or give something else than
     the modules.
@@ -405,12 +391,10 @@ def _traced(
     ids = torch.arange(1, 1 + _COMPARED, device=device)[None]
     try:
         with torch.no_grad():
-            if adapt and device.type != "cpu":
-                merge(decoder)
-            with taking(False), _unlogged(), adapted(False):
-                step = _step_of(decoder, ids[:, :1], quantized, adapt)
-            with adapted(adapt):
-                return step if _same(decoder, step, ids) else None
+            taken = Taken(quantized, adapt, adapt and _can_merge(decoder, device))
+            with _unlogged():
+                step = _step_of(decoder, ids[:, :1], taken)
+            return step if _same(decoder, step, ids, taken) else None
     except Exception:  # whatever a model's own code does under fake tensors
         _log.debug("%s goes through its modules", type(decoder).__name__, exc_info=True)
         return None
@@ -427,29 +411,45 @@ def _unlogged() -> Iterator[None]:
         log.disabled = before
 
 
-def _step_of(decoder: nn.Module, ids: Tensor, quantized: bool, adapt: bool) -> nn.Module:
+def _can_merge(decoder: nn.Module, device: torch.device) -> bool:
+    """Does a quarter of a GPU's free memory hold copies of all weights that have an update? Updates
+    that are trained change, and are not merged.
+    """
+    updated = [one for one in decoder.modules() if low_rank_of(one) is not None]
+    trained = any(cast(LowRank, low_rank_of(one)).a.requires_grad for one in updated)
+    size = sum(cast(Tensor, one.weight).nbytes for one in updated)
+    return not trained and 0 < size <= _free_bytes(device) // 4
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that a GPU has left; 0 of another device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+def _step_of(decoder: nn.Module, ids: Tensor, taken: Taken) -> nn.Module:
     graphs: dict[object, tuple[Callable[..., Tensor], list[list[str]]]] = {}
     layers = nn.ModuleList()
     calls = called(decoder, ids)
     for number, (layer, call) in enumerate(zip(layers_of(decoder), calls, strict=True)):
         key = alike(layer, call)
         if key not in graphs:
-            graphs[key] = layer_graph(layer, call, quantized, adapt)
+            graphs[key] = layer_graph(layer, call, taken)
         forward, together = graphs[key]
-        inputs = _inputs(layer, together, quantized, adapt)
+        inputs = _inputs(layer, together, taken)
         layers.append(_TracedLayer(layer, number, call, forward, inputs))
     step = copy.copy(decoder)
     step._modules = {**decoder._modules, "layers": layers}
     return step
 
 
-def _same(decoder: nn.Module, step: nn.Module, ids: Tensor) -> bool:
+def _same(decoder: nn.Module, step: nn.Module, ids: Tensor, taken: Taken) -> bool:
     """Does a step give what the modules give, for an attention that shows every part of it?"""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group = q.shape[1] // k.shape[1]
         return q + (k - 2 * v).repeat_interleave(group, 1) * (1 + layer)
 
-    expected = run_layers(decoder, ids, ForwardCache(attend))
-    found = _run(step, ids, attend)
+    cache = partial(ForwardCache, attend, adapt=taken.adapt, quantized=taken.quantized)
+    expected = run_layers(decoder, ids, cache())
+    found = _run(step, ids, cache())
     return difference_beyond_rounding(found, expected, expected.dtype) is None

@@ -15,6 +15,7 @@ from memstore.block import BlockKey
 from memstore.compute import Compute
 from memstore.errors import InvalidConfig
 from memstore.hf import quantized_weights
+from memstore.hf.attention_seam import ForwardCache, active
 from memstore.hf.load import wrap
 from memstore.hf.models_by_name import reader_named
 from memstore.hf.passage_adapter import HuggingFacePassageModel
@@ -89,9 +90,14 @@ def test_a_cpu_that_is_slower_with_them_multiplies_by_the_weights_as_loaded(monk
 def test_a_layer_of_any_shape_is_multiplied(shape, weights):
     torch.manual_seed(2)
     stack, x = nn.Sequential(nn.Linear(shape[1], shape[0])), torch.randn(3, shape[1])
-    with QuantizedWeights(stack, nn.Identity(), weights).used():
+    with active(few(QuantizedWeights(stack, nn.Identity(), weights))):
         product = stack(x)
     torch.testing.assert_close(product, stack(x), atol=0.02, rtol=0.02)
+
+
+def few(weights: QuantizedWeights) -> ForwardCache:
+    """Of a pass that multiplies by them."""
+    return ForwardCache(lambda layer, q, k, v: q, quantized=weights.ready())
 
 
 def layers(bias: bool = True) -> nn.Sequential:
@@ -99,24 +105,25 @@ def layers(bias: bool = True) -> nn.Sequential:
     return nn.Sequential(nn.Linear(IN, OUT, bias=bias), nn.Tanh(), nn.Linear(OUT, 32, bias=bias))
 
 
-def test_only_few_rows_of_this_thread_take_them_and_only_within_used():
+def test_only_passes_of_this_thread_that_say_so_take_them_and_the_head_for_few_rows():
     stack, head = layers(), nn.Linear(32, 64)
     x = torch.randn(MOST_ROWS + 1, IN)
     full, logits = stack(x), head(stack(x))
     weights = QuantizedWeights(stack, head, "int8")
     elsewhere = []
-    with weights.used():
-        few = stack(x[:MOST_ROWS])
-        rounded = head(few)
-        torch.testing.assert_close(stack(x), full, atol=0, rtol=0)
+    with active(few(weights)):
+        rounded = stack(x[:MOST_ROWS])
         other = threading.Thread(target=lambda: elsewhere.append(stack(x[:2])))
         other.start()
         other.join()
     torch.testing.assert_close(elsewhere[0], full[:2])
     torch.testing.assert_close(stack(x[:2]), full[:2])
-    assert not torch.equal(few, full[:MOST_ROWS])
-    torch.testing.assert_close(few, full[:MOST_ROWS], atol=0.03, rtol=0.03)
-    torch.testing.assert_close(rounded, logits[:MOST_ROWS], atol=0.03, rtol=0.03)
+    assert not torch.equal(rounded, full[:MOST_ROWS])
+    torch.testing.assert_close(rounded, full[:MOST_ROWS], atol=0.03, rtol=0.03)
+    torch.testing.assert_close(weights.head(full), logits, atol=0, rtol=0)
+    found = weights.head(full[:MOST_ROWS])
+    assert not torch.equal(found, logits[:MOST_ROWS])
+    torch.testing.assert_close(found, logits[:MOST_ROWS], atol=0.03, rtol=0.03)
 
 
 def test_weights_are_named_and_those_of_few_bits_are_for_a_cpu():

@@ -30,7 +30,7 @@ def attached(model):
 
 def by_modules(model: HuggingFacePassageModel, given, enter=None):
     with torch.no_grad():
-        return run_layers(attach(model.model), given, ForwardCache(attend), enter=enter)
+        return run_layers(attach(model.model), given, ForwardCache(attend, enter=enter))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_token_goes_through_graphs_as_through_modules(kind, rows, monkeypatch)
     model = attached(of_kind(kind) if kind in KINDS else decoder(kind, sliding_window=50))
     ids = torch.arange(rows)[:, None] + 7
     with torch.no_grad():
-        states = model._step(ids, attend, None, False)
+        states = model._step(ids, ForwardCache(attend))
     assert (states is None) == (kind in UNTRACED)
     if states is not None:
         torch.testing.assert_close(states, by_modules(model, ids), rtol=1e-5, atol=1e-5)
@@ -96,8 +96,7 @@ def test_a_question_is_read_while_another_thread_traces_the_model():
     thread = threading.Thread(target=read)
     thread.start()
     with torch.no_grad():
-        for rows in range(1, 5):
-            assert model._step(torch.full((rows, 1), 11), attend, None, False) is not None
+        assert model._step(torch.full((4, 1), 11), ForwardCache(attend)) is not None
     traced.set()
     thread.join()
     assert found and not thread.is_alive()
