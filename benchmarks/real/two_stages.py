@@ -140,7 +140,7 @@ def read_by(reader: Any, text: str, file: Path) -> Read:
     passages = list(passages_of(reader, [text]))
     ids = [passage.ids for passage in passages]
     if not file.exists():
-        read = encode(reader, [one.tolist() for one in ids], layers=reader.selector.captures.layers)
+        read = encode(reader, [one.tolist() for one in ids], layers=reader.selector.layer)
         landmarks: list[Tensor] = [reader.selector.landmarks(one.captured) for one in read]
         torch.save(torch.cat(landmarks), file.with_suffix(".part"))
         file.with_suffix(".part").rename(file)

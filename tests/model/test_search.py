@@ -45,21 +45,6 @@ def test_the_block_that_holds_the_phrase_comes_first(
     assert all(0 <= weight <= 1 for weight in weights)
 
 
-def test_searching_again_finds_the_same(
-    model: LandmarkModel, store: MemoryStore, memory: Path
-) -> None:
-    def found(store: MemoryStore) -> list[tuple[str, int, float]]:
-        return [
-            (source.document, source.block, source.weight)
-            for source in model.search(PHRASE, store, top_k=1000)
-        ]
-
-    first = found(store)
-    assert found(store) == first
-    with MemoryStore.open(memory, model.signature, read_only=True, host_budget=1 << 16) as small:
-        assert found(small) == first
-
-
 def test_a_document_that_was_not_chosen_never_appears(
     model: LandmarkModel, store: MemoryStore
 ) -> None:

@@ -79,7 +79,7 @@ def test_it_gives_what_an_ordinary_step_gives(
 def test_an_answer_begins_without_and_other_text_begins_another_answer() -> None:
     reader = HuggingFacePassageModel(of_kind("llama"), tokenizer(), generating="full")
     plain, other = reading(reader, None), reading(reader, None)
-    graph, used = StepGraph(reader, other, possible=True), []
+    graph, used = StepGraph(reader, other), []
     for number, token in enumerate(range(310, 330)):
         if number in (3, 12):
             for context in (plain, other):
@@ -104,7 +104,7 @@ def test_a_step_that_fails_has_read_nothing(
 ) -> None:
     reader = HuggingFacePassageModel(of_kind("llama"), tokenizer(), generating="full")
     plain, other = reading(reader, None), reading(reader, None)
-    graph = StepGraph(reader, other, possible=True)
+    graph = StepGraph(reader, other)
 
     def failing(*args: object, **kwargs: object) -> None:
         hidden(*args, **kwargs)
@@ -123,7 +123,7 @@ def test_a_step_that_fails_has_read_nothing(
         torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
     # what cannot be recorded is not tried in another session; a lack of memory may be over there
     context = reading(reader, None)
-    elsewhere = StepGraph(reader, context, possible=True)
+    elsewhere = StepGraph(reader, context)
     for token in range(4):
         assert elsewhere.read(token) is None
         reader.hidden(torch.tensor([[token]]), context.attend, quantized=True)

@@ -10,7 +10,7 @@ nothing identifies a passage by its keys and values.
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ from memstore.model.passages.repositioned_attention import (
     mask_of,
     read_prefix,
 )
-from memstore.model.passages.selector import Captured, Captures, Chosen
+from memstore.model.passages.selector import Captured, Chosen
 from memstore.model.rotary import Positions
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.chunk import finite
@@ -67,28 +67,28 @@ def encode(
     passages: Iterable[Sequence[int]],
     *,
     layers: int | None = None,
-    captures: Captures | None = None,
+    layer: int | None = None,
     adapt: bool | None = None,
 ) -> Iterator[Encoded]:
     """Of each of these passages (ids, none of them empty) what is stored, in their order; layers:
-    go through the first ones only (None = all), for the selector's sake. captures: what is shown;
-    None = what the reader's selector needs. adapt: compute with the reading adapter; None = as
-    passages are computed.
+    go through the first ones only (None = all), for the selector's sake. layer: whose states are
+    captured; None = the one that the reader's selector needs. adapt: compute with the reading
+    adapter; None = as passages are computed.
 
     The passages of a pass are taken together. Raises InvalidWeights for keys or values that the KV
     dtype cannot hold.
     """
-    captures = reader.selector.captures if captures is None else captures
+    layer = reader.selector.layer if layer is None else layer
     adapt = reader.adapted_passages if adapt is None else adapt
     most = _TOKENS if reader.device.type == "cpu" else _TOKENS_GPU
     waiting: list[Sequence[int]] = []
     for ids in passages:
         if waiting and sum(map(len, waiting)) + len(ids) > most:
-            yield from _encode(reader, waiting, layers, captures, adapt)
+            yield from _encode(reader, waiting, layers, layer, adapt)
             waiting = []
         waiting.append(ids)
     if waiting:
-        yield from _encode(reader, waiting, layers, captures, adapt)
+        yield from _encode(reader, waiting, layers, layer, adapt)
 
 
 @torch.no_grad()
@@ -96,14 +96,14 @@ def _encode(
     reader: PassageModel,
     passages: Sequence[Sequence[int]],
     layers: int | None,
-    captures: Captures,
+    layer: int,
     adapt: bool,
 ) -> list[Encoded]:
     """The passages of one pass; arguments: see encode."""
     shape, device = reader.shape, reader.device
     last_layer = shape.num_layers if layers is None else layers
     lengths = list(map(len, passages))
-    one = _Pass(reader, lengths, shape.memory_layers if layers is None else (), captures)
+    one = _Pass(reader, lengths, shape.memory_layers if layers is None else (), layer)
     given = torch.tensor([[token for ids in passages for token in ids]], device=device)
     try:
         with fast_products(device, reader.dtype):
@@ -112,11 +112,10 @@ def _encode(
     except Enough:
         pass
     halves = zip(*(half.split(lengths) for half in one.stored()))
-    shown = zip(*(states.split(lengths) for states in one.states.values()))
-    states = [dict(zip(one.states, some)) for some in shown] or [{} for _ in passages]
+    states = [one.states.split(lengths)] if one.states is not None else []
+    shown = [{layer: own} for own in chain(*states)] or [{} for _ in passages]
     return [
-        Encoded(k, v, Captured(list(ids), of_layers))
-        for (k, v), ids, of_layers in zip(halves, passages, states)
+        Encoded(k, v, Captured(list(ids), own)) for (k, v), ids, own in zip(halves, passages, shown)
     ]
 
 
@@ -132,14 +131,12 @@ class _Pass:
     """The attention of one pass, in which passages follow each other, and what it leaves."""
 
     def __init__(
-        self,
-        reader: PassageModel,
-        lengths: Sequence[int],
-        stored: Sequence[int],
-        captures: Captures,
+        self, reader: PassageModel, lengths: Sequence[int], stored: Sequence[int], layer: int
     ) -> None:
-        """lengths: tokens of each passage. stored: layers whose keys and values are kept."""
-        self._reader, self._captures, shape = reader, captures, reader.shape
+        """lengths: tokens of each passage. stored: layers whose keys and values are kept. layer:
+        whose states are captured.
+        """
+        self._reader, self._layer, shape = reader, layer, reader.shape
         self._prefix = read_prefix(reader, reader.adapted_turns)
         first = self._prefix[0][0].shape[2] if self._prefix else 0
         total, longest = sum(lengths), max(lengths)
@@ -158,12 +155,12 @@ class _Pass:
         self._k, self._v = (
             torch.empty(size, dtype=shape.kv_dtype, device=reader.device) for _ in range(2)
         )
-        self.states: dict[int, Tensor] = {}  # captured, by layer [T, hidden_size]
+        self.states: Tensor | None = None  # captured, [T, hidden_size]
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """states [1, T, hidden_size]."""
-        if layer_idx in self._captures.states:
-            self.states[layer_idx] = states[0]
+        if layer_idx and layer_idx == self._layer:
+            self.states = states[0]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]. Raises Enough in
@@ -174,7 +171,7 @@ class _Pass:
             number = self._numbers[layer_idx]
             self._k[:, number], self._v[:, number] = k[0].transpose(0, 1), v[0].transpose(0, 1)
         end = reader.shape.num_layers
-        if layer_idx == end - 1 and end not in self._captures.states:
+        if layer_idx == end - 1 and end != self._layer:
             raise Enough
         turned = reader.rotate(layer_idx, torch.cat((q, k), 1), self._positions)
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
@@ -183,14 +180,10 @@ class _Pass:
         q = q[0][:, self._rows].transpose(0, 1)  # [passages, H, longest, D]
         k, v = (half[0][:, self._seen].transpose(0, 1) for half in (k, v))
         spec = reader.forms[layer_idx]
-        attended = attention(q, k, v, spec, self._mask(q, spec.window))
+        if spec.window not in self._masks:
+            self._masks[spec.window] = mask_of(q, k, spec.window)
+        attended = attention(q, k, v, spec, self._masks[spec.window])
         return attended.transpose(0, 1).flatten(1, 2)[None, :, self._back]
-
-    def _mask(self, q: Tensor, window: int | None) -> Tensor:
-        if window not in self._masks:
-            group = self._reader.shape.group
-            self._masks[window] = mask_of(q, self._seen.shape[1], window, group)
-        return self._masks[window]
 
     def stored(self) -> KeysValues:
         """K and V [T, stored layers, Hkv, D] in the KV dtype. Raises InvalidWeights."""
@@ -262,13 +255,15 @@ class Fetched:
         passages; of none in layers without memory. A GPU fetches all layers at once.
         """
         shape = self._shape
-        kinds = [(at in shape.memory_layers, kind) for at, kind in enumerate(self._kinds)]
         of_layer = max(1, sum(self.lengths)) * shape.num_kv_heads * shape.head_dim
         most = 1 if self._device.type == "cpu" else max(1, _AT_ONCE // of_layer)
-        for _, run in groupby(range(shape.num_layers), key=kinds.__getitem__):
-            alike = list(run)
-            for some in (alike[at : at + most] for at in range(0, len(alike), most)):
-                yield some, *self._fetched(some)
+
+        def alike(layer: int) -> object:
+            return layer in shape.memory_layers, self._kinds[layer], layer // most
+
+        for _, run in groupby(range(shape.num_layers), key=alike):
+            layers = list(run)
+            yield layers, *self._fetched(layers)
 
     def _fetched(self, layers: Sequence[int]) -> KeysValues:
         """The same of some layers, which follow one another."""
@@ -276,11 +271,11 @@ class Fetched:
         heads, dim = shape.num_kv_heads, shape.head_dim
         halves: tuple[list[Tensor], list[Tensor]] = [], []
         for rows, *both in self._parts if layers[0] in memory else ():
-            first = memory.index(layers[0]) * heads * dim
-            columns = rows[:, first : first + len(layers) * heads * dim]
+            of_layers = rows.unflatten(1, (-1, heads, dim))
+            of_layers = of_layers.narrow(1, memory.index(layers[0]), len(layers))
             for half, at in zip(halves, both):
-                some = columns.index_select(0, at).view(-1, len(layers), heads, dim)
-                half.append(some.to(self._device).permute(1, 2, 0, 3))
+                some = of_layers.index_select(0, at).to(self._device)
+                half.append(some.permute(1, 2, 0, 3))
         none = torch.zeros(len(layers), heads, 0, dim, dtype=shape.kv_dtype, device=self._device)
         k, v = (half[0] if len(half) == 1 else torch.cat([none, *half], 2) for half in halves)
         return k, v

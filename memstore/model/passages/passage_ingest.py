@@ -305,7 +305,7 @@ def read_passages(
     passages = passages_of(reader, [text.content], text.places)
     coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
     missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
-    layers = reader.selector.captures.layers if keep == "text" else None
+    layers = reader.selector.layer if keep == "text" else None
     computed = encode(reader, missing, layers=layers)
     # passages are found by what they stand under, too: the document's name, its first line if that
     # is short, and their headings; and by what stands around them

@@ -87,7 +87,8 @@ class PassageSession(AskSession):
     def _begin(self) -> None:
         """Attend to the prefix alone."""
         self.attention = RepositionedAttention(self.reader, observe=self._told, adapt=self.adapt)
-        self._graph = StepGraph(self.reader, self.attention)
+        on_gpu = self.reader.device.type == "cuda" and torch.cuda.is_available()
+        self._graph = StepGraph(self.reader, self.attention) if on_gpu else None
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
         """As AskSession.attach; passages that are read now stay until others are."""
@@ -203,7 +204,7 @@ class PassageSession(AskSession):
         return self.reader.ends_turn(token)
 
     def recorded(self, token: int) -> Tensor | None:
-        return self._graph.read(token)
+        return None if self._graph is None else self._graph.read(token)
 
     # One token, in a forward pass that other sessions' tokens share: session.read_pending
 

@@ -6,7 +6,6 @@ sees of a text that is read without memory.
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -60,7 +59,7 @@ Observe = Callable[[int, Tensor], None]
 """Told (layer_idx, how much the last row attends to each part of what is remembered [H, parts])."""
 
 _GROW = 256  # tokens of room at a time
-_SPARE = 512  # tokens of room behind what is remembered, which costs nothing before it is used
+_SPARE = 384  # tokens of room at first, for a question and for the room of a recorded step
 WHOLE = 64  # tokens that the room is a multiple of, as fused attention wants it
 _WIDER = 8  # columns at a time: fused attention on a GPU takes multiples of it
 
@@ -101,38 +100,39 @@ class RepositionedAttention:
     computed: int = 0
     layers: dict[int, LayerContext] = field(default_factory=dict)
     adapt: bool = False  # is the text read with the reader's adapter?
-    # masks of the last steps, and layers that nothing was read in yet
-    _masks: dict[object, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _fresh: dict[int, LayerContext] = field(default_factory=dict, init=False, repr=False)
+    _masks: dict[object, Tensor] = field(default_factory=dict, init=False)  # of the last steps
 
-    def begin(self) -> Sequence[KeysValues]:
-        """The prefix. Call this before a forward pass, which cannot have another inside it."""
-        if self.prefix is None:
-            self.prefix = read_prefix(self.reader, self.adapt)
-        return self.prefix
+    def begin(self, layers: int | None = None) -> None:
+        """Have the prefix, and room behind it, before a forward pass through so many layers (None =
+        all), which cannot have another inside it.
+        """
+        count = self.reader.shape.num_layers if layers is None else layers
+        if missing := [layer for layer in range(count) if layer not in self.layers]:
+            self._make_room(missing, 0)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
-        layer = self._layer(layer_idx)
+        if layer_idx not in self.layers:
+            self._make_room([layer_idx], 0)
+        layer = self.layers[layer_idx]
         rows, start, dim = q.shape[2], layer.length, q.shape[3]
         positions = range(start, start + rows)
         own = k[:, :, self.computed :]
         layer.plain = _put(layer.plain, start - layer.remembered - self.first, own)
         turned = self.reader.rotate(layer_idx, torch.cat((q, k), 1), positions)
         wider = layer.k.shape[3] - dim
-        if wider:
-            turned, v = pad(turned, (0, wider)), pad(v, (0, wider))
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
+        q = pad(q, (0, wider)) if wider else q
         layer.k = _put(layer.k, start, k)
         layer.v = _put(layer.v, start, v)
         layer.length += rows
         if self.computed:
             layer.remembered += self.computed
-            self._mark(layer, start, self.computed, dim)
+            self._mark(layer.v, start, self.computed)
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
         spec, mask = self.reader.forms[layer_idx], None
         if rows > 1:
-            mask = self._mask(q, layer.length, spec.window)
+            mask = self._mask(q, keys, spec.window)
         elif spec.window is not None:  # it sees the last ones, and all of these
             keys, values = keys[:, :, -spec.window :], values[:, :, -spec.window :]
         output = attention(q, keys, values, spec, mask)
@@ -142,15 +142,16 @@ class RepositionedAttention:
             self.observe(layer_idx, output[0, :, -1, dim : dim + len(self.parts)])
         return output[..., :dim]
 
-    def _mark(self, layer: LayerContext, start: int, tokens: int, dim: int) -> None:
-        """Write beside values of so many remembered tokens from `start` on, D wide, which part each
-        belongs to.
+    def _mark(self, values: Tensor, start: int, tokens: int) -> None:
+        """Write beside values [.., capacity, D + wider] of so many remembered tokens from `start`
+        on which part each belongs to.
         """
-        if layer.v.shape[3] > dim:
-            parts = torch.eye(len(self.parts), layer.v.shape[3] - dim).repeat_interleave(
+        dim, at = self.reader.shape.head_dim, start - self.first
+        if values.shape[-1] > dim and at < sum(self.parts):
+            parts = torch.eye(len(self.parts), values.shape[-1] - dim).repeat_interleave(
                 torch.tensor(self.parts), 0
-            )[start - self.first :][:tokens]
-            layer.v[:, :, start : start + len(parts), dim:] = parts
+            )[at : at + tokens]
+            values[..., start : start + len(parts), dim:] = parts
 
     def remember(self, layers: Sequence[int], k: Tensor, v: Tensor) -> None:
         """Put these tokens in the place of what was remembered in layers of one rotary kind, k, v
@@ -159,28 +160,24 @@ class RepositionedAttention:
         reader, (m, dim) = self.reader, k.shape[2:]
         before = [self.layers[layer] for layer in layers if layer in self.layers]
         local = self.local if before else 0
-        observed = self.observe is not None and bool(self.parts)
-        wider = _WIDER * -(-len(self.parts) // _WIDER) if observed else 0
-        held, contexts = self._room(layers, m + local, wider)
+        held = self._make_room(layers, m + local)
         first, start = self.first, self.first + m
         end = start + local
         keys = k.to(reader.dtype, memory_format=torch.contiguous_format)
-        keys = reader.rotate(layers[0], keys, range(first, start))
-        held[0, :, 0, :, first:start, :dim] = keys
+        turned = reader.rotate(layers[0], keys, range(first, start))
+        held[0, :, 0, :, first:start, :dim] = turned
         held[1, :, 0, :, first:start, :dim] = v
+        self._mark(held[1], first, m)
         if local:
             plain = torch.stack([layer.plain[:, :, :local] for layer in before])
             held[0, ..., start:end, :dim] = reader.rotate(layers[0], plain, range(start, end))
             at = slice(before[0].length - local, before[0].length)
             values = torch.stack([layer.v[:, :, at, :dim] for layer in before])
             held[1, ..., start:end, :dim] = values
-        for old, layer in zip(before, contexts.values()):
-            layer.plain = old.plain
-        for layer in contexts.values():
-            layer.remembered, layer.length = m, end
-            if observed:
-                self._mark(layer, first, m, dim)
-        self.layers |= contexts
+        for layer in layers:
+            self.layers[layer].remembered, self.layers[layer].length = m, end
+        for layer, old in zip(layers, before):
+            self.layers[layer].plain = old.plain
 
     @property
     def length(self) -> int:
@@ -229,61 +226,59 @@ class RepositionedAttention:
             return len(self.reader.prefix_ids)
         return self.prefix[0][0].shape[2] if self.prefix else 0
 
-    def _layer(self, layer_idx: int) -> LayerContext:
-        if layer_idx not in self.layers:
-            if layer_idx not in self._fresh:
-                _, self._fresh = self._room(range(layer_idx, self.reader.shape.num_layers), 0)
-            self.layers[layer_idx] = self._fresh.pop(layer_idx)
-        return self.layers[layer_idx]
-
-    def _room(
-        self, layers: Sequence[int], tokens: int, wider: int = 0
-    ) -> tuple[Tensor, dict[int, LayerContext]]:
-        """Keys and values [2, layers, 1, Hkv, capacity, D + wider] of the prefix, with room for so
-        many tokens and more, which holds anything; and the layers over them.
+    def _make_room(self, layers: Sequence[int], tokens: int) -> Tensor:
+        """Have layers begin with the prefix and room for so many tokens and more; their keys and
+        values [2, layers, 1, Hkv, capacity, D + wider], which hold anything behind the prefix.
         """
-        prefix, first = self.begin(), self.first
-        reader, heads, dim = self.reader, self.reader.shape.num_kv_heads, self.reader.shape.head_dim
-        room = len(layers), 1, heads, -(-(first + tokens + _SPARE) // WHOLE) * WHOLE
-        held = torch.empty((2, *room, dim + wider), dtype=reader.dtype, device=reader.device)
-        plain = held.new_empty((*room[:3], _SPARE, dim))
+        if self.prefix is None:
+            self.prefix = read_prefix(self.reader, self.adapt)
+        reader, shape, first = self.reader, self.reader.shape, self.first
+        parts = len(self.parts) if self.observe is not None else 0
+        wider = _WIDER * -(-parts // _WIDER)
+        size = len(layers), 1, shape.num_kv_heads, -(-(first + tokens + _SPARE) // WHOLE) * WHOLE
+        dim = shape.head_dim
+        held = torch.empty((2, *size, dim + wider), dtype=reader.dtype, device=reader.device)
+        plain = held.new_empty((*size[:3], _SPARE, dim))
         if wider:
             held[..., dim:] = 0
-        if prefix:
-            for half, of_layers in zip(held, zip(*(prefix[layer] for layer in layers))):
-                half[:, :, :, :first, :dim] = torch.stack(of_layers)
-        parts = zip(layers, *(x.unbind() for x in (*held, plain)))
-        return held, {layer: LayerContext(*part, 0, first) for layer, *part in parts}
+        if self.prefix:
+            for half, of_layers in zip(held, zip(*(self.prefix[layer] for layer in layers))):
+                half[..., :first, :dim] = torch.stack(of_layers)
+        for at, layer in enumerate(layers):
+            self.layers[layer] = LayerContext(held[0, at], held[1, at], plain[at], 0, first)
+        return held
 
-    def _mask(self, q: Tensor, length: int, window: int | None) -> Tensor:
+    def _mask(self, q: Tensor, k: Tensor, window: int | None) -> Tensor:
         """`mask_of` these; those of a step's layers are mostly alike."""
-        asked = q.shape[2], length, window
+        asked = q.shape[2], k.shape[2], window
         if asked not in self._masks:
             if len(self._masks) > 2:
                 self._masks.clear()
-            self._masks[asked] = mask_of(q, length, window, self.reader.shape.group)
+            self._masks[asked] = mask_of(q, k, window)
         return self._masks[asked]
 
 
 def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
-    """Tokens [1, Hkv, n, D] behind the first `at` of a tensor with room [1, Hkv, capacity, D], or
-    in a larger one.
+    """Tokens [1, Hkv, n, D] behind the first `at` of a tensor with room [1, Hkv, capacity, D or
+    more], or in a larger one.
     """
     end = at + more.shape[2]
     missing = end - held.shape[2]
     if missing > 0:
         held = pad(held, (0, 0, 0, max(missing, _GROW)))
-    held[:, :, at:end] = more
+    held[:, :, at:end, : more.shape[3]] = more
     return held
 
 
-def mask_of(q: Tensor, length: int, window: int | None, group: int) -> Tensor:
-    """What `attention` adds to scores of the last tokens of so many, q [B, H, T, D], all layers of
-    a pass the same: [T, length]; on a GPU [group * T, length], for queries of a group as rows,
-    whose keys need no copies then, aligned as fused attention wants it.
+def mask_of(q: Tensor, k: Tensor, window: int | None) -> Tensor:
+    """What `attention` adds to scores of the last T tokens, q [B, H, T, D], of S, k [B, Hkv, S, D]:
+    [T, S]. On a GPU [H / Hkv * T, S], for queries of a group as rows, whose keys need no copies
+    then, aligned as fused attention wants it.
     """
-    cpu, rows = q.device.type == "cpu", q.shape[2]
-    group, wide = (1, length) if cpu else (group, -(-length // _WIDER) * _WIDER)
+    rows, length = q.shape[2], k.shape[2]
+    group, wide = 1, length
+    if q.device.type != "cpu":
+        group, wide = q.shape[1] // k.shape[1], -(-length // _WIDER) * _WIDER
     at = torch.arange(length, device=q.device)
     distance = at[length - rows :, None] - at
     unseen = distance < 0 if window is None else (distance < 0) | (distance >= window)
@@ -293,20 +288,19 @@ def mask_of(q: Tensor, length: int, window: int | None, group: int) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
-    """Grouped attention of rotated q [B, H, T, D] to k, v [B, Hkv, S, D] -> [B, H, T, D]; mask:
-    bool, what each row sees, or `mask_of` that; None = everything.
+    """Grouped attention of rotated q [B, H, T, D] to k, v [B, Hkv, S, D] -> [B, H, T, D]; mask: as
+    `mask_of`, or bool, what each row sees; None = everything.
     """
     batch, heads, tokens, dim = q.shape
-    as_rows = mask is not None and mask.shape[-2] > tokens  # are the heads of a group rows?
-    grouped = q.reshape(batch, k.shape[1], -1, dim)
+    grouped = q.reshape(batch, k.shape[1], -1, dim)  # the heads of a group as rows
+    as_rows = mask is not None and mask.shape[-2] == grouped.shape[2]
     if spec.softcap is not None:
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
         scores = (grouped @ k.transpose(-1, -2)) * spec.scale
         scores = spec.softcap * (scores / spec.softcap).tanh()
-        if not as_rows:
-            scores = scores.view(batch, heads, tokens, -1)
         if mask is not None:
-            hidden = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else None
-            scores = scores + mask if hidden is None else hidden
+            scores = (scores if as_rows else scores.view(batch, heads, tokens, -1)) + mask
         weights = scores.float().softmax(-1).to(q.dtype).view(batch, heads, tokens, -1)
         return weights @ v.repeat_interleave(heads // k.shape[1], 1)
     if as_rows or tokens == 1:  # on a CPU a single row of bfloat16 is slow by itself
@@ -352,6 +346,7 @@ def computed(context: RepositionedAttention, ids: Sequence[int]) -> Sequence[Key
 
     reader = context.reader
     given = torch.tensor([list(ids)], device=reader.device)
+    context.begin()
     reader.hidden(given, attend, adapt=context.adapt)
     return kept
 
@@ -364,17 +359,16 @@ class StepMasses:
     def __init__(self, memory_layers: Sequence[int], on_read: OnRead) -> None:
         self.units: Sequence[ReadUnit] = ()  # that are read from the next step on
         self._layers, self._on_read = memory_layers, on_read
-        self._sum = torch.zeros(0)
+        self._masses: dict[int, Tensor] = {}  # of this step
 
     def __call__(self, layer_idx: int, masses: Tensor) -> None:
         """masses: [H, passages], of a layer."""
-        of_layer = masses.double().sum(0)
-        if layer_idx == self._layers[0]:
-            self._sum = of_layer
-        elif layer_idx in self._layers:
-            self._sum = self._sum + of_layer
+        self._masses[layer_idx] = masses
         if layer_idx == self._layers[-1]:
-            self._on_read(StepReads(self.units, self._sum.cpu().numpy()))
+            of_layers = torch.stack([self._masses[layer] for layer in self._layers])
+            masses = of_layers.double().sum((0, 1)).cpu()
+            self._masses.clear()
+            self._on_read(StepReads(self.units, masses.numpy()))
 
 
 STEP = 256  # tokens of a longer text that are read at once
@@ -388,21 +382,16 @@ def read_on(attention: RepositionedAttention, ids: Sequence[int], most: int) -> 
     what was read long ago no more is held than `most` tokens.
     """
     reader, parts = attention.reader, list[Captured]()
-    captures = reader.selector.captures
-    if not captures.layers or not ids:
+    layer = reader.selector.layer
+    if not layer or not ids:
         return Captured(list(ids))
     for piece in pieces(ids, attention.local, most):
         held = attention.local
         attention.let_go(min(held, max(0, held + len(piece) - most)))
-        captured = Captured(list(piece))
-        enter = partial(captured.keep_states, captures)
-        given = torch.tensor([captured.ids], device=reader.device)
-        attention.begin()
-        states = reader.hidden(
-            given, attention.attend, layers=captures.layers, enter=enter, adapt=attention.adapt
-        )
-        enter(captures.layers, states)
-        parts.append(captured)
+        given = torch.tensor([list(piece)], device=reader.device)
+        attention.begin(layer)
+        states = reader.hidden(given, attention.attend, layers=layer, adapt=attention.adapt)
+        parts.append(Captured(list(piece), {layer: states[0]}))
     return Captured.joined(parts)
 
 

@@ -28,28 +28,12 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve.first_stage import Shortlist
 
 
-class Captures(NamedTuple):
-    """What a selector needs captured: the states that enter some layers."""
-
-    states: tuple[int, ...] = ()
-
-    @property
-    def layers(self) -> int:
-        """How many layers a forward pass has to go through to capture it."""
-        return max(self.states, default=0)
-
-
 @dataclass
 class Captured:
-    """What was captured of consecutive tokens; a forward pass fills it by `keep_states`."""
+    """What a forward pass captured of consecutive tokens: the states that a layer begins with."""
 
     ids: list[int]
     states: dict[int, Tensor] = field(default_factory=dict)  # layer -> [T, hidden_size]
-
-    def keep_states(self, captures: Captures, layer_idx: int, states: Tensor) -> None:
-        """Keep the states that enter a layer, [1, T, hidden_size], if they are wanted."""
-        if layer_idx in captures.states:
-            self.states[layer_idx] = states[0]
 
     def part(self, tokens: range) -> "Captured":
         """The same of some of the tokens."""
@@ -200,7 +184,7 @@ class Selector:
     def __init__(self, learned: Learned | None = None, word_weight: float = 0.0) -> None:
         """word_weight: beside a learned part; 0: no words are kept."""
         self.learned, self.word_weight = learned, word_weight
-        self.captures = Captures(() if learned is None else (learned.layer,))
+        self.layer = 0 if learned is None else learned.layer  # whose states it needs; 0: none
         self.spec = _spec(learned, word_weight)  # what a memory keeps for it
 
     def landmarks(self, captured: Captured) -> Tensor | None:

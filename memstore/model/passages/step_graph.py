@@ -33,24 +33,17 @@ _unrecorded: WeakSet[PassageModel] = WeakSet()  # whose own code looks at what i
 class StepGraph:
     """Tokens of one session, read by one thread."""
 
-    def __init__(
-        self, reader: PassageModel, context: RepositionedAttention, *, possible: bool | None = None
-    ) -> None:
-        """possible: None where the reader computes on a CUDA device; True without one records
-        nothing, and runs what would be recorded.
-        """
+    def __init__(self, reader: PassageModel, context: RepositionedAttention) -> None:
         self._reader, self._context = reader, context
         self._step: RecordedStep | None = None
         self._before = 0  # tokens of this answer that were read without a graph
         self._next = -1  # where the next token of this answer goes
-        on_cuda = reader.device.type == "cuda" and torch.cuda.is_available()
-        self._possible = on_cuda if possible is None else possible
 
     def read(self, token: int) -> Tensor | None:
         """Read a token that was generated -> the state [hidden_size] behind it; None where it is to
         be read kernel by kernel: nothing was read then.
         """
-        if not self._possible or self._reader in _unrecorded:
+        if self._reader in _unrecorded:
             return None
         length = self._context.length
         if length != self._next:  # other text was read: another answer
@@ -97,10 +90,10 @@ class RecordedStep:
         self._at, self._local = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
         self._next = -1  # what stands in _at; -1 where nobody knows
         self._grid = torch.arange(self._rows, device=device)
-        # what the layers of a pass share, or leave behind: positions; what the row sees, by window;
-        # and masses [H, parts], by layer
+        # what the layers of a pass share, or leave behind: positions; masks by window; and masses
+        # [H, parts], by layer
         self._positions = Positions(self._at, self._rows)
-        self._seen: dict[int | None, Tensor] = {}
+        self._masks: dict[int | None, Tensor] = {}
         self._masses: dict[int, Tensor] = {}
         self._state = torch.empty(0)
 
@@ -147,7 +140,7 @@ class RecordedStep:
         return state
 
     def _run(self) -> None:
-        self._positions, self._seen, self._masses = Positions(self._at, self._rows), {}, {}
+        self._positions, self._masks, self._masses = Positions(self._at, self._rows), {}, {}
         self._state = self._reader.hidden(
             self._ids, self._attend, quantized=True, adapt=self._context.adapt
         )[0, -1]
@@ -174,11 +167,10 @@ class RecordedStep:
         layer.plain.index_copy_(2, self._local, k)
         turned = self._reader.rotate(layer_idx, torch.cat((q, k), 1), self._positions)
         wider = layer.k.shape[3] - dim
-        if wider:
-            turned, v = pad(turned, (0, wider)), pad(v, (0, wider))
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
-        layer.k.index_copy_(2, self._at, k)
-        layer.v.index_copy_(2, self._at, v)
+        q = pad(q, (0, wider)) if wider else q
+        layer.k[..., :dim].index_copy_(2, self._at, k)
+        layer.v[..., :dim].index_copy_(2, self._at, v)
         spec, room = self._reader.forms[layer_idx], self._rows
         output = attention(
             q, layer.k[:, :, :room], layer.v[:, :, :room], spec, self._mask(spec.window)
@@ -189,13 +181,14 @@ class RecordedStep:
         return output[..., :dim]
 
     def _mask(self, window: int | None) -> Tensor:
-        """bool [1, room]: what the row sees."""
-        if window not in self._seen:
-            seen = self._grid <= self._at
+        """[1, room], added to the row's scores: -inf where it sees nothing."""
+        if window not in self._masks:
+            hidden = self._grid > self._at
             if window is not None:
-                seen &= self._grid > self._at - window
-            self._seen[window] = seen[None]
-        return self._seen[window]
+                hidden |= self._grid <= self._at - window
+            mask = torch.zeros_like(self._grid, dtype=self._reader.dtype)
+            self._masks[window] = mask.masked_fill_(hidden, float("-inf"))[None]
+        return self._masks[window]
 
 
 _recording = threading.local()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import PassageModel
-from memstore.model.passages.selector import Captured, Captures, Query, rooted
+from memstore.model.passages.selector import Captured, Query, rooted
 from memstore.training.reading_examples import Examples
 from memstore.training.reading_questions import AskedContext
 
@@ -20,15 +20,15 @@ _PIECE = 16  # texts read at once
 
 
 def captured(
-    reader: PassageModel, rows: Sequence[Sequence[int]], captures: Captures, *, asked: bool
+    reader: PassageModel, rows: Sequence[Sequence[int]], layer: int, *, asked: bool
 ) -> list[Captured]:
-    """Captured states of rows of ids, each read alone after the prefix. asked: the rows are
-    questions, else passages, which some adapters adapt alone.
+    """Captured states of a layer for rows of ids, each read alone after the prefix. asked: the rows
+    are questions, else passages, which some adapters adapt alone.
     """
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # fuller passes
     given = (rows[row] for row in order)
     adapt = reader.adapted_turns if asked else reader.adapted_passages
-    read = encode(reader, given, layers=captures.layers, captures=captures, adapt=adapt)
+    read = encode(reader, given, layers=layer, layer=layer, adapt=adapt)
     found = dict(zip(order, (one.captured for one in read), strict=True))
     return [found[row] for row in range(len(rows))]
 
@@ -100,14 +100,14 @@ def read_states(
     """Read the passages of texts, and of each text at most four questions whose answer a passage
     holds. report: called with lines of progress.
     """
-    examples, rng, captures = Examples(contexts, reader), Random(seed), Captures((layer,))
+    examples, rng = Examples(contexts, reader), Random(seed)
     every, passages = list[Tensor](), list[Tensor]()
     asked, rows = list[Asked](), list[Tensor]()
     for first in range(0, len(contexts), _PIECE):
         numbers = range(first, min(first + _PIECE, len(contexts)))
         ids = [examples.ids[at] for number in numbers for at in examples.texts[number].passages]
         every += map(torch.tensor, ids)
-        shown = captured(reader, ids, captures, asked=False)
+        shown = captured(reader, ids, layer, asked=False)
         passages += [rooted(one.states[layer]).half() for one in shown]
         chosen = []
         for number in numbers:
@@ -115,7 +115,7 @@ def read_states(
             chosen += rng.sample(answered, min(_ASKED, len(answered)))
         turns = [reader.turn_ids(one.asked.question, first=True) for one in chosen]
         read = [turn[: words.stop] for turn, words in turns]
-        heard = captured(reader, read, captures, asked=True)
+        heard = captured(reader, read, layer, asked=True)
         for one, whole, (turn, words) in zip(chosen, heard, turns, strict=True):
             rows.append(rooted(whole.states[layer][words.start :]).half())
             begin = asked[-1].end if asked else 0
