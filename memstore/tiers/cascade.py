@@ -130,15 +130,15 @@ class Cascade:
     def stats(self) -> dict[str, dict[str, int | float]]:
         """The counts of each tier, top first, and what the caches hold."""
         tiers: dict[str, dict[str, int | float]] = {
-            tier.name: {**tier.stats().to_dict(), "held": tier.bytes, "budget": tier.budget_bytes}
+            tier.name: {**vars(tier.stats()), "held": tier.bytes, "budget": tier.budget_bytes}
             for tier in self.caches
         }
         for name, counter in self.disk.counters.items():
-            tiers[name] = dict(counter.snapshot().to_dict())
+            tiers[name] = dict(vars(counter.snapshot()))
             failures = counter.failures()
             if failures:
                 tiers[name]["failed"] = sum(failures.values())
                 tiers[name] |= {f"failed_{reason}": n for reason, n in failures.items()}
         if self._computes:
-            tiers["computed"] = dict(self._computed.snapshot().to_dict())
+            tiers["computed"] = dict(vars(self._computed.snapshot()))
         return tiers

@@ -32,10 +32,6 @@ class TierStats:
         self.bytes += bytes
         self.seconds += waited
 
-    def to_dict(self) -> dict[str, int | float]:
-        """The counts by name, as plain numbers."""
-        return dict(vars(self))
-
 
 COUNTS = tuple(field.name for field in fields(TierStats))
 

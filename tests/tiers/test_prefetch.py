@@ -5,9 +5,8 @@ threads live on.
 import os
 import random
 import signal
-import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,24 +31,8 @@ from support.counting_source import (
     check_slots,
     unit,
 )
-from support.fork_server import RIGHT, ForkServer
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.tiny_model import text, tiny_model
-
-
-@pytest.fixture
-def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
-    """Runs Python code in another process; gives what it printed."""
-
-    def run(code: str, *arguments: object) -> str:
-        assert (
-            children.run("python_job", tmp_path / "printed", textwrap.dedent(code), *arguments)
-            == RIGHT
-        )
-        return (tmp_path / "printed").read_text()
-
-    return run
-
 
 # Many threads
 
@@ -161,22 +144,15 @@ def test_prediction_never_changes_an_answer(
     torch.testing.assert_close(roomy, outcomes["off"], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("forget", ["here", "in another process"])
-def test_session_does_not_find_a_document_forgotten_during_prefetch(
-    elsewhere: Callable[..., str], tmp_path: Path, forget: str
-) -> None:
+def test_session_does_not_find_a_document_forgotten_during_prefetch(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
-    path = tmp_path / "m"
-    with MemoryStore.create(path, model.signature, prefetch="speculative") as store:
+    with MemoryStore.create(tmp_path / "m", model.signature, prefetch="speculative") as store:
         model.ingest(text(150), store, name="a")
         kept = model.ingest(text(100, seed=2), store, name="b")
         with model.session(store, ["a"]) as session, model.session(store, ["b"]) as other:
             session.feed([3, 4, 5])
             other.feed([3, 4])
-            if forget == "here":
-                store.forget("a")
-            else:
-                elsewhere("with MemoryStore.open(arguments[0]) as store: store.forget('a')", path)
+            store.forget("a")
             with pytest.raises(DocumentNotFound):
                 session.feed([6])
             other.feed([5])

@@ -250,22 +250,6 @@ def make_pair(
     return device_tier(host, device_units), host
 
 
-@pytest.mark.parametrize("host_units", [1, 2, 3, 7])
-def test_host_smaller_than_the_device_serves_every_unit(
-    below: CountingSource, host_units: int
-) -> None:
-    device, host = make_pair(below, 20, host_units)
-    k = torch.zeros(host_units - 1, 1, BLOCK, DIM)
-    host.pin(-1, 0, 0, k, k)
-    for first in range(0, 40, 9):
-        check_lease(device, [unit(n) for n in range(first, first + 20)])
-    assert host.bytes <= host_units * UNIT_BYTES and device.bytes == 20 * UNIT_BYTES
-    host.pin(-1, 1, 0, k[:1].new_zeros(1, 1, BLOCK, DIM), k.new_zeros(1, 1, BLOCK, DIM))
-    with pytest.raises(BudgetExceeded, match="raise the host budget"):
-        device.lease([unit(100)])
-    check_slots(device), check_slots(host)
-
-
 def test_host_slot_is_leased_until_its_copy_is_done(
     below: CountingSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

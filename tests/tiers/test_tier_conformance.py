@@ -13,12 +13,11 @@ import torch
 pytest.importorskip("obstore")
 
 from memstore.block import BlockKey
-from memstore.errors import BudgetExceeded, DocumentNotFound, MemoryClosed
+from memstore.errors import DocumentNotFound, MemoryClosed
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 from support.published import TEXTS, Wild, WildServer, open_at, publish_all, truth, units_of, write
-from support.rounding import assert_same_to_rounding
 from support.synthetic_documents import SIGNATURE
 
 CASCADES = (
@@ -126,27 +125,6 @@ def test_a_document_that_is_not_there_is_named(opened: MemoryStore) -> None:
     with pytest.raises(DocumentNotFound, match="nothing"):
         opened.document("nothing")
     check(opened, units_of(opened, "third")[:4])
-
-
-def test_a_budget_is_kept(opened: MemoryStore) -> None:
-    with pytest.raises(BudgetExceeded):
-        opened.lease(units_of(opened, "first")[:65])
-    for name in TEXTS:
-        check(opened, units_of(opened, name)[:30])
-    for tier in opened.tier_stats().values():
-        assert tier.get("held", 0) <= tier.get("budget", 0)
-
-
-def test_searches_find_the_same(opened: MemoryStore, written: Path) -> None:
-    q = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
-    with MemoryStore.open(written / "m", SIGNATURE) as directory:
-        scope = [(row.id, 0, row.blocks) for row in directory.ready()]
-        expected = [directory.retrieval.search_landmarks(layer, q, scope, 4) for layer in (1, 2)]
-    scope = [(row.id, 0, row.blocks) for row in opened.ready()]
-    for layer, hits in zip((1, 2), expected):
-        found = opened.retrieval.search_landmarks(layer, q, scope, 4)
-        assert torch.equal(found.candidates, hits.candidates)
-        assert_same_to_rounding(found.scores, hits.scores)
 
 
 def test_closed_is_closed(opened: MemoryStore) -> None:
