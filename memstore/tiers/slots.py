@@ -326,8 +326,8 @@ class Lease:
         lengths = self.slot_lengths[self.slots]
         if len(self.held) == len(self.of_units):
             return lengths
-        first = [*accumulate(map(len, self.of_units), initial=0)][:-1]
-        return torch.from_numpy(np.add.reduceat(lengths.numpy(), first))
+        ends = [*accumulate(map(len, self.of_units), initial=0)]
+        return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))[ends].diff()
 
     @property
     def tiers(self) -> list[str]:
