@@ -39,6 +39,7 @@ def cases(setting: Setting) -> list[Case]:
     ]
     if not setting.tiny:
         found += [(f"passages, heads of {n}", partial(passages, setting, n)) for n in (64, 256)]
+        found.append(("passages, adapted", partial(passages, setting, 64, adapted=True)))
         found += [(f"tests, {name}", partial(tested, name, args)) for name, args in TESTS.items()]
     return found
 
@@ -102,7 +103,7 @@ def answers(setting: Setting) -> Iterator[Row]:
     yield Row("an answer from a memory", setting.device, right=here == there, note=repr(there[0]))
 
 
-def passages(setting: Setting, dim: int) -> Iterator[Row]:
+def passages(setting: Setting, dim: int, *, adapted: bool = False) -> Iterator[Row]:
     """A Hugging Face decoder of random weights in float32: which passages it chooses, how much it
     attends to each, and the logits of an answer's tokens, on the device as on the CPU; and is a
     passage computed alike, to the rounding of float16, alone and with others?
@@ -110,6 +111,7 @@ def passages(setting: Setting, dim: int) -> Iterator[Row]:
     from benchmarks.common.random_decoder import SHAPES, made_up_words, random_decoder
     from memstore import MemoryStore
     from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.hf.reading_adapter import ReadingAdapter
     from memstore.model.passages.adaptation import Adaptation
     from memstore.model.passages.passage_encoding import encode
     from memstore.model.passages.selector import Selector
@@ -117,12 +119,21 @@ def passages(setting: Setting, dim: int) -> Iterator[Row]:
     shape = SHAPES["tiny"] | {"head_dim": dim}
     cpu = torch.device("cpu")
     model, tokenizer = random_decoder(shape, 8192, cpu, torch.float32, setting.seed)
+    adapter = None
+    if adapted:  # a GPU reads questions with weights that it is merged into
+        adapter = ReadingAdapter.untrained(model, 8, setting.seed)
+        for name, (a, b) in adapter.pairs.items():
+            adapter.pairs[name] = a, 0.02 * torch.randn_like(b)
     text = made_up_words(60 if setting.tiny else 2000, setting.seed)
     question = " ".join(text.split()[20:28])
     told = []
     for device in ("cpu", setting.device):
         reader = HuggingFacePassageModel(
-            model.to(device), tokenizer, Adaptation(Selector(), top_k=4), weights=f"random {dim}"
+            model.to(device),
+            tokenizer,
+            Adaptation(Selector(), top_k=4),
+            adapter=adapter,
+            weights=f"random {dim}",
         )
         options: OpenOptions = {}
         if device != "cpu" or setting.tiny:
@@ -155,7 +166,7 @@ def passages(setting: Setting, dim: int) -> Iterator[Row]:
         ]
         right = max(apart) < 2e-2  # stored in float16
         note = f"attention differs by {apart[0]:.1e}, logits by {apart[1]:.1e} at most"
-    what = f"{len(chosen)} passages read, heads of {dim}"
+    what = f"{len(chosen)} passages read, heads of {dim}{', with an adapter' * adapted}"
     yield Row(what, setting.device, right=right and len(chosen) > 0, note=note)
     ids = tokenizer(text)["input_ids"]
     some = [ids[at : at + 90 + at % 39] for at in range(0, len(ids) - 128, 101)]
