@@ -18,7 +18,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -360,6 +360,8 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, help="passages that the memory reads at most")
     about = "passages that it reads, in deviations below the best; 1e9: all of --top-k"
     parser.add_argument("--score-range", type=float, help=about)
+    about = "how much less it attends to a passage, per deviation; default: the model's"
+    parser.add_argument("--score-bias", type=float, help=about)
     parser.add_argument("--only-search", action="store_true", help="find passages, answer nothing")
     options.add(parser, "--model", "smollm2")
     given = parser.parse_args()
@@ -367,8 +369,8 @@ def main() -> None:
     documents, asked = planned(given.set, given.questions, given.count, given.seed)
     reader = load_reader(given.model)
     assert isinstance(reader, HuggingFacePassageModel)
-    if given.score_range is not None:
-        reader.lookup = replace(reader.lookup, score_range=given.score_range)
+    weighed = {"score_range": given.score_range, "score_bias": given.score_bias}
+    reader.lookup = reader.lookup.changed(**weighed)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place, memstore.open(f"{place}/m", reader) as memory:
         if documents:

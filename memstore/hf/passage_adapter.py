@@ -123,7 +123,11 @@ class HuggingFacePassageModel(PassageAPI):
                 self.refusal = Refusal(token, (adapter.refuse_above,) * 5)
         separator = adaptation.separator if adapter is None else adapter.separator
         self.separator_ids = self.tokenizer.encode(separator)
-        self.lookup = LookupSettings(top_k=adaptation.top_k, score_range=adaptation.score_range)
+        self.lookup = LookupSettings(
+            top_k=adaptation.top_k,
+            score_range=adaptation.score_range,
+            score_bias=adaptation.score_bias,
+        )
         self.passage_tokens = adaptation.passage_tokens
         self.shape = Shape(
             num_layers=layers,

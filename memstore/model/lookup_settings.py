@@ -58,6 +58,9 @@ class LookupSettings(_Settings):
     top_k: Annotated[int, Meta(ge=1, le=1024)] = 4
     # of a passage model: only those within so many standard deviations of the best; None = all
     score_range: Amount | None = None
+    # of a passage model: how much lower the logits of attention to a passage are for each standard
+    # deviation that it scores below the best
+    score_bias: Amount = 0.0
     # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
     recency: Amount = 0.0
     # with trained landmarks: of blocks of documents that score alike the later ones gain up to so
@@ -94,6 +97,7 @@ class AskOptions(TypedDict, total=False):
 
     top_k: int | None
     score_range: float | None
+    score_bias: float | None
     recency: float | None
     supersede: float | None
     granularity: Granularity | None

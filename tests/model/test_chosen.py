@@ -53,6 +53,13 @@ def test_passages_that_score_nearly_as_high_are_read_in_the_order_of_the_text() 
     assert places(candidates(None).meant(LookupSettings(score_range=0.0), parts=True)) == [(7, 1)]
 
 
+def test_a_passage_that_scores_lower_is_attended_to_less() -> None:
+    settings = LookupSettings(score_bias=2.0)
+    meant = candidates(None).meant(settings, parts=True)
+    below = torch.tensor([0.0, 0.1, 0.12, 0.14]) / SCORES.std(correction=0)
+    torch.testing.assert_close(torch.tensor([one.bias for one in meant]), -2 * below)
+
+
 COPIES = torch.tensor([0.5, 0.1, 0.5, 0.2, 0.5, 0.5, 0.4, 0.3])
 TEXTS = {(7, 0): "same", (7, 2): "same", (9, 2): "another"}
 

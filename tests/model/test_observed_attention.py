@@ -14,9 +14,10 @@ from support.tiny_decoder import of_kind, word_reader
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("parts", [[3, 1, 9], [2] * 19])  # of these more than heads are wide
-def test_masses_are_those_of_the_softmax(kind: str, parts: list[int]) -> None:
-    """Oracle: the keys that are held, in float64; beside a window and a cap of the scores. And what
-    is attended to is the same as where nothing is told.
+@pytest.mark.parametrize("biased", [False, True])
+def test_masses_are_those_of_the_softmax(kind: str, parts: list[int], biased: bool) -> None:
+    """Oracle: the keys that are held, in float64; beside a window, a cap of the scores and a bias
+    for each part. And what is attended to is the same as where nothing is told.
     """
     reader = word_reader(of_kind(kind))
     told: list[tuple[int, Tensor, Tensor]] = []
@@ -36,7 +37,10 @@ def test_masses_are_those_of_the_softmax(kind: str, parts: list[int]) -> None:
     torch.manual_seed(0)
     tokens = sum(parts) + 2  # a separator of two stands behind them
     with torch.no_grad():
-        attention.parts = parts
+        biases = [-0.5 * at for at in range(len(parts))] if biased else [0.0] * len(parts)
+        bias = torch.tensor(biases).double().repeat_interleave(torch.tensor(parts))
+        for one in (attention, untold):
+            one.divide(parts, biases)
         for layer in range(shape.num_layers):
             size = (2, shape.num_kv_heads, tokens, shape.head_dim)
             keys_values = torch.randn(size)
@@ -54,6 +58,7 @@ def test_masses_are_those_of_the_softmax(kind: str, parts: list[int]) -> None:
                 scores = (q @ keys.transpose(-1, -2))[0, :, 0] * spec.scale
                 if spec.softcap is not None:
                     scores = spec.softcap * (scores / spec.softcap).tanh()
+                scores[:, first : first + len(bias)] += bias
                 if spec.window is not None:
                     scores[:, : max(0, at - spec.window)] = -torch.inf
                 weights = scores.softmax(-1)

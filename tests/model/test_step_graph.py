@@ -24,7 +24,8 @@ def nothing(reader: HuggingFacePassageModel) -> tuple[Tensor, Tensor]:
 def reading(reader: HuggingFacePassageModel, told: list[Tensor] | None) -> RepositionedAttention:
     """A context that has read something behind two passages. told: takes what is attended."""
     observe = None if told is None else lambda layer, masses: told.append(masses.clone())
-    context = RepositionedAttention(reader, read_prefix(reader), observe, PARTS)
+    context = RepositionedAttention(reader, read_prefix(reader), observe)
+    context.divide(PARTS, [0.0, -0.7])
     shape = reader.shape
     size = (2, shape.num_kv_heads, sum(PARTS), shape.head_dim)
     for layer in range(shape.num_layers):
@@ -56,6 +57,7 @@ def test_it_gives_what_an_ordinary_step_gives(
                 reader.hidden(torch.tensor([[400, 401]]), context.attend)
         if number == 22:  # another passage is read instead
             for context in (plain, other):
+                context.divide([], [])
                 for layer in range(reader.shape.num_layers):
                     context.remember([layer], *nothing(reader))
             assert not step.fits()

@@ -95,6 +95,7 @@ class Adaptation:
     top_k: int = 8  # blocks read of a question at most
     # of these, the best and those whose score is within so many standard deviations; None = all
     score_range: float | None = None
+    score_bias: float = 0.0  # LookupSettings.score_bias
     separator: str = SEPARATOR  # between what is read and the words of a question
     passage_tokens: int = 64  # that a passage is filled up to; a longer sentence stays whole
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
@@ -105,6 +106,10 @@ class Adaptation:
 
 UNADAPTED = Adaptation(Selector(), top_k=4, score_range=1.0)
 """For a model that nothing is known of: the words of a question choose."""
+TAUGHT = replace(UNADAPTED, top_k=8, score_range=None, score_bias=1.25)
+"""For a model with a reading adapter: more passages do not hurt, because each is attended to by how
+well it scores.
+"""
 
 
 _KEY = "memstore.selector"
@@ -139,10 +144,14 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     growth: float = 0.0  # Gate.growth
     together: float | None = None  # Gate.together
     separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
+    score_bias: Amount = 0.0
     doubt: Doubt | None = None
 
 
-_SAME = ("read_from", "top_k", "score_range", "passage_tokens", "separator", "doubt", "scores")
+_SAME = (
+    "read_from", "top_k", "score_range", "score_bias", "passage_tokens", "separator", "doubt",
+    "scores",
+)  # fmt: skip
 """Fields of a header that are those of the adaptation."""
 
 

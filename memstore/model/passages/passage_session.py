@@ -280,7 +280,8 @@ class PassageSession(AskSession):
             if adapt is not self.adapt:
                 self.adapt, again = adapt, self._local.ids
                 self._begin()
-            self.attention.parts = [*fetched.lengths, *map(len, computed_now)]
+            parts = [*fetched.lengths, *map(len, computed_now)]
+            self.attention.divide(parts, [one.bias for one in passages])
             for layers, k, v in fetched.of_layers():
                 self.attention.remember(layers, k, v)
             self.chosen, self._behind = list(passages), behind

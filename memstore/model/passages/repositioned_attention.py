@@ -95,6 +95,8 @@ class RepositionedAttention:
     observe: Observe | None = None  # told of the last row of every step
     # tokens of each part of what is remembered from the next `remember` on, that is observed
     parts: Sequence[int] = ()
+    # [remembered tokens]: what is added to the logits of attention to them; None adds nothing
+    bias: Tensor | None = None
     # of the next step so many tokens, its first, are remembered ones that no memory holds; there
     # must be no local text yet
     computed: int = 0
@@ -131,10 +133,11 @@ class RepositionedAttention:
             self._mark(layer.v, start, self.computed)
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
         spec, mask = self.reader.forms[layer_idx], None
-        if rows > 1:
+        if rows > 1 or self.bias is not None:
             mask = self._mask(q, keys, spec.window)
-        elif spec.window is not None:  # it sees the last ones, and all of these
+        if rows == 1 and spec.window is not None:  # it sees the last ones, and all of these
             keys, values = keys[:, :, -spec.window :], values[:, :, -spec.window :]
+            mask = None if mask is None else mask[:, -spec.window :]
         output = attention(q, keys, values, spec, mask)
         if not wider:
             return output
@@ -152,6 +155,16 @@ class RepositionedAttention:
                 torch.tensor(self.parts), 0
             )[at : at + tokens]
             values[..., start : start + len(parts), dim:] = parts
+
+    def divide(self, parts: Sequence[int], biases: Sequence[float]) -> None:
+        """Say of how many tokens each part of what is remembered next is, and what is added to the
+        logits of attention to it.
+        """
+        self.parts, self.bias = parts, None
+        self._masks.clear()
+        if any(biases):
+            bias = torch.tensor(biases).repeat_interleave(torch.tensor(parts))
+            self.bias = bias.to(self.reader.device, self.reader.dtype)
 
     def remember(self, layers: Sequence[int], k: Tensor, v: Tensor) -> None:
         """Put these tokens in the place of what was remembered in layers of one rotary kind, k, v
@@ -254,7 +267,10 @@ class RepositionedAttention:
         if asked not in self._masks:
             if len(self._masks) > 2:
                 self._masks.clear()
-            self._masks[asked] = mask_of(q, k, window)
+            mask = self._masks[asked] = mask_of(q, k, window)
+            if self.bias is not None:
+                there = mask[:, self.first :][:, : len(self.bias)]
+                there += self.bias[: there.shape[1]]
         return self._masks[asked]
 
 

@@ -10,7 +10,7 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
@@ -350,12 +350,15 @@ Content = Callable[[int, int], Hashable]
 
 @dataclass(frozen=True)
 class Chosen:
-    """A passage that is read. same: other places (document, block) where the same text stands."""
+    """A passage that is read. same: other places (document, block) where the same text stands.
+    bias: what is added to the logits of attention to its tokens.
+    """
 
     document: int
     block: int
     score: float = 0.0
     same: tuple[tuple[int, int], ...] = ()
+    bias: float = 0.0
 
 
 class Candidates:
@@ -447,7 +450,8 @@ class Candidates:
     def meant(self, settings: LookupSettings, *, parts: bool) -> list[Chosen]:
         """Those that are meant, in the order of the text: that score nearly as high as the best
         (settings.score_range), and of a question of several `parts` those that say a part of it
-        which no better one says.
+        which no better one says. Each is attended to the less, the lower it scores
+        (settings.score_bias).
         """
         best = torch.tensor([one.score for one in self._best])
         means = torch.ones(len(best), dtype=torch.bool)
@@ -455,7 +459,9 @@ class Candidates:
             means = best >= self.scores.max() - settings.score_range * self._deviation
         if parts:
             means |= self._adds >= _PART
-        chosen = [one for one, meant in zip(self._best, means.tolist()) if meant]
+        below = (best - best[:1]) / max(self._deviation, 1e-6) * settings.score_bias
+        found = zip(self._best, means.tolist(), below.tolist())
+        chosen = [replace(one, bias=bias) for one, meant, bias in found if meant]
         wanted = {one.document for one in chosen}
         order = {run[0]: at for at, run in enumerate(self._scope) if run[0] in wanted}
         return sorted(chosen, key=lambda one: (order[one.document], one.block))

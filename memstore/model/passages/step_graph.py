@@ -90,6 +90,9 @@ class RecordedStep:
         self._at, self._local = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
         self._next = -1  # what stands in _at; -1 where nobody knows
         self._grid = torch.arange(self._rows, device=device)
+        self._added = torch.zeros(self._rows, dtype=reader.dtype, device=device)  # to logits
+        if context.bias is not None:
+            self._added[context.first :][: len(context.bias)] = context.bias
         # what the layers of a pass share, or leave behind: positions; masks by window; and masses
         # [H, parts], by layer
         self._positions = Positions(self._at, self._rows)
@@ -186,8 +189,7 @@ class RecordedStep:
             hidden = self._grid > self._at
             if window is not None:
                 hidden |= self._grid <= self._at - window
-            mask = torch.zeros_like(self._grid, dtype=self._reader.dtype)
-            self._masks[window] = mask.masked_fill_(hidden, float("-inf"))[None]
+            self._masks[window] = self._added.masked_fill(hidden, float("-inf"))[None]
         return self._masks[window]
 
 

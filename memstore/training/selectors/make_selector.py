@@ -21,7 +21,7 @@ from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import WordIndex, around
 from memstore.model.lookup_settings import CAUTIONS
-from memstore.model.passages.adaptation import UNADAPTED, Adaptation
+from memstore.model.passages.adaptation import TAUGHT, UNADAPTED, Adaptation
 from memstore.model.passages.selector import (
     GATE_BLOCKS,
     Captured,
@@ -85,7 +85,7 @@ def adapt(
         haystack.add_passages(both, tokenizer, passages)
     selector, outcomes = _with_words(learned, haystack, held_out)
     return replace(
-        UNADAPTED,
+        TAUGHT if reader.adapted_passages else UNADAPTED,
         selector=selector,
         gate=gate_of(outcomes, sum(passages for _, _, passages in haystack.scope)),
         passage_tokens=reader.passage_tokens,
