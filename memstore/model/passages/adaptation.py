@@ -106,9 +106,9 @@ class Adaptation:
 
 UNADAPTED = Adaptation(Selector(), top_k=4, score_range=1.0)
 """For a model that nothing is known of: the words of a question choose."""
-TAUGHT = replace(UNADAPTED, top_k=8, score_range=None, score_bias=1.25)
-"""For a model with a reading adapter: more passages do not hurt, because each is attended to by how
-well it scores.
+TAUGHT = replace(UNADAPTED, score_bias=3.0)
+"""For a model with a reading adapter: more passages hardly distract it, because each is attended to
+by how well it scores.
 """
 
 
