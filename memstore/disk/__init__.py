@@ -1,1 +1,1 @@
-"""A memory as files on one disk: LMDB, the tables, the records. NumPy, no torch."""
+"""The on-disk format of a memory: LMDB, tables, records. NumPy only, no torch."""

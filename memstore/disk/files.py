@@ -1,5 +1,5 @@
-"""The files of a memory: their names, opening and locking them, what file system they lie on, and
-what the system's errors mean.
+"""The files of a memory: names, opening, locks, the check of the file system, and the system's
+errors as memstore's own.
 """
 
 import errno
@@ -20,8 +20,7 @@ OWN_NAMES = {DATA, LOCK, WRITER, INDEX}
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-# Memory maps and locks of one machine are not seen by another, so a shared memory there would be
-# damaged.
+# Machines do not see each other's memory maps and locks there, so several would damage a memory.
 NETWORK = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "lustre", "beegfs",
     "gpfs", "ocfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse",
@@ -30,21 +29,21 @@ NETWORK = {
 
 
 def occupy_standard_streams() -> None:
-    """Open nothing in the place of a standard stream that is closed: a file that got its descriptor
-    would take what is printed.
+    """Open /dev/null for each closed standard stream; otherwise a data file could get its
+    descriptor, and printed text would go into that file.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            nothing = os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+            nothing = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
             os.set_inheritable(nothing, True)
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Open a regular file that lies there itself; return the descriptor. A link in a directory from
-    elsewhere may lead anywhere, and opening a pipe may wait for ever. What is opened for writing
-    must have no other name. Raises InvalidInput, OSError.
+    """Open a regular file; return the descriptor. Refuses symbolic links, which may lead anywhere,
+    pipes, whose opening may block, and for writing a file with other hard links. Raises
+    InvalidInput, OSError.
     """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
@@ -64,7 +63,7 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def check_one_name(path: Path, file: int) -> None:
-    """Refuse to write what is somebody else's file, too. Raises InvalidInput."""
+    """Refuse to write a file with other hard links. Raises InvalidInput."""
     if os.fstat(file).st_nlink > 1:
         raise InvalidInput(
             f"{path} is also another file (a hard link), which writing would change; give the "
@@ -72,17 +71,17 @@ def check_one_name(path: Path, file: int) -> None:
         )
 
 
-_BEGUN = re.compile(r"memstore-[0-9a-f]{16}\.partial")  # what `replacement` begins
+_BEGUN = re.compile(r"memstore-[0-9a-f]{16}\.partial")  # temporary files of `replacement`
 
 
 def sweep(directory: Path) -> None:
-    """Remove the files of a directory that processes began which were killed."""
+    """Remove temporary files that killed processes left in a directory."""
     with suppress(OSError):
         for name in filter(_BEGUN.fullmatch, os.listdir(directory)):
             with suppress(OSError, InvalidInput):
                 file = open_regular(directory / name, os.O_RDONLY)
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not if it is being written
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails during a write
                     os.unlink(directory / name)
                 finally:
                     os.close(file)
@@ -92,9 +91,7 @@ _INDEX_FILE = re.compile(r"(layer-\d+|passages)\.idx")
 
 
 def remove_index(path: Path) -> None:
-    """Remove the index files of a memory, which are made again from what it holds. Raises
-    OSError.
-    """
+    """Remove a memory's index files, which can be rebuilt. Raises OSError."""
     directory = path / INDEX
     if directory.is_dir() and not directory.is_symlink():
         for name in filter(_INDEX_FILE.fullmatch, os.listdir(directory)):
@@ -103,7 +100,7 @@ def remove_index(path: Path) -> None:
 
 
 def mode_of(path: Path) -> int | None:
-    """Who may read and write a regular file; None where there is none."""
+    """The permission bits of a regular file; None if there is none."""
     with suppress(FileNotFoundError):
         status = os.lstat(path)
         if stat.S_ISREG(status.st_mode):
@@ -112,11 +109,9 @@ def mode_of(path: Path) -> int | None:
 
 
 def check_outside_memories(path: Path) -> None:
-    """Refuse to write what a user named into a memory's directory, where nothing else belongs.
-    Raises InvalidInput.
-    """
+    """Refuse an output path inside a memory's directory. Raises InvalidInput."""
     there = Path(os.path.realpath(path.parent))
-    for folder in (there, there.parent):  # it has folders of its own, one level deep
+    for folder in (there, there.parent):  # a memory has subfolders, one level deep
         if os.path.lexists(folder / DATA):
             raise InvalidInput(
                 f"{path} lies in the directory of a memory, {folder}; name a file outside of it"
@@ -132,23 +127,22 @@ def _no_file(path: Path) -> InvalidInput:
 
 @contextmanager
 def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """A new file, of a name that nobody knows before, that takes the place of `path` once the block
-    has ended; nothing of it is left where the block fails. Raises OSError, which names `path`.
+    """A temporary file that replaces `path` when the block ends, and is removed if the block fails.
+    Raises OSError, which names `path`.
 
-    It is locked until then, which tells it from what a killed process left there: that is removed
-    first. It has the mode of the file whose place it takes; where there is none, that of `like`, or
-    `mode`.
+    A lock distinguishes it from files that killed processes left, which are removed first. It gets
+    the mode of the file that it replaces, else that of `like`, else `mode`.
     """
     sweep(path.parent)
     try:
         while True:
             name = path.parent / f"memstore-{secrets.token_hex(8)}.partial"
             with open(name, "xb", opener=lambda at, flags: os.open(at, flags, 0o600)) as out:
-                with suppress(OSError):  # an export may lie where there are no locks
+                with suppress(OSError):  # an export's file system may have no locks
                     fcntl.flock(out, fcntl.LOCK_EX)
-                if not name.exists():  # swept before it was locked
+                if not name.exists():  # removed by a sweep before it was locked
                     continue
-                with suppress(PermissionError):  # where files have no modes
+                with suppress(PermissionError):  # file systems without modes
                     os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or mode)
                 yield out
                 out.flush()
@@ -164,8 +158,8 @@ def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iter
 
 
 def share(data: Path, *, create: bool) -> int:
-    """Open the data file, to read places of it, and mark it as in use; return the descriptor.
-    Raises MemoryLocked, InvalidInput.
+    """Open the data file for reading and lock it as in use; return the descriptor. Raises
+    MemoryLocked, InvalidInput.
     """
     while True:
         file = open_regular(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
@@ -173,10 +167,10 @@ def share(data: Path, *, create: bool) -> int:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if lies_at(data, file):
                 if hasattr(os, "posix_fadvise"):
-                    # read what is asked for, nothing around it
+                    # no readahead: reads are at random places
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
                 return file
-            os.close(file)  # compacted in between: another file has taken its place
+            os.close(file)  # replaced by a concurrent compaction
         except BlockingIOError:
             os.close(file)
             raise MemoryLocked(
@@ -185,7 +179,7 @@ def share(data: Path, *, create: bool) -> int:
 
 
 def lies_at(path: Path, file: int) -> bool:
-    """Is an open file the one that lies at a path?"""
+    """Is an open file the one at a path?"""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(file))
     except (FileNotFoundError, NotADirectoryError):
@@ -193,8 +187,8 @@ def lies_at(path: Path, file: int) -> bool:
 
 
 def take_room(path: Path, size: int, mode: int) -> None:
-    """Have a regular file, new or not, hold its bytes on the disk, `size` of them at least. Raises
-    InvalidInput, OSError.
+    """Allocate at least `size` bytes on the disk for a regular file, made if it does not exist.
+    Raises InvalidInput, OSError.
     """
     file = open_regular(path, os.O_RDWR | os.O_CREAT, mode)
     try:
@@ -207,7 +201,7 @@ def take_room(path: Path, size: int, mode: int) -> None:
 
 
 def lock_alone(file: int, path: Path) -> None:
-    """Lock a data file that is shared against every other process. Raises MemoryLocked, if another
+    """Upgrade the lock on a data file to an exclusive one. Raises MemoryLocked if another process
     has it open.
     """
     try:
@@ -220,7 +214,7 @@ def lock_alone(file: int, path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Have the names in a directory reach the disk."""
+    """Sync the entries of a directory to the disk."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -229,7 +223,7 @@ def sync_directory(path: Path) -> None:
 
 
 def storage_full(path: Path, what: object) -> StorageFull:
-    """The error for a disk that has no room."""
+    """The error for a full disk."""
     return StorageFull(
         f"{path} could not be written ({what}): the disk is full, or a size limit is reached; "
         "make room and try again, what was committed is intact"
@@ -238,7 +232,7 @@ def storage_full(path: Path, what: object) -> StorageFull:
 
 @contextmanager
 def named_os_errors(path: Path) -> Iterator[None]:
-    """What the system says of a memory's directory, as errors that say what to do."""
+    """Translate the system's errors about a memory's directory into errors with advice."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
@@ -257,7 +251,7 @@ def check_local(path: Path) -> None:
     """Refuse a directory on a network file system. Raises InvalidInput."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    with suppress(OSError):  # where the system does not say
+    with suppress(OSError):  # a system without this table
         for line in Path("/proc/self/mountinfo").read_bytes().decode("latin-1").splitlines():
             mount, _, source = line.partition(" - ")
             kind = source.split()[0]

@@ -1,11 +1,9 @@
-"""Reading records into the slots of a slab: a batch of units, and reading from where records lie in
-the data file.
+"""Read batches of units from records in the data file into slots of a slab.
 
-A full block in codec raw is read by one call of the system into its slots, anything else into an
-image that is decoded; megabytes on several threads. Read, and not mapped: a page of a mapped file
-is asked for when it is touched first, one at a time, and a disk's failure is an error here, not the
-end of the process. What the page cache holds is read first; the system is asked for all of the rest
-at once.
+A full block in codec raw is read by one system call into its slots; any other record is read into a
+buffer and decoded. Large batches use several threads. The file is read, not mapped: a mapped page
+is fetched at its first access, one at a time, and a disk error there would end the process. Records
+in the page cache are read first, after the system was asked for all the others at once.
 """
 
 import os
@@ -27,17 +25,17 @@ from memstore.disk.lmdb.transaction import Transaction, record_key
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock, MissingBlock
 
-_NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # of Linux; not every file system knows it
-_SHARE_BYTES, _MOST_THREADS = 2 << 20, 4  # of a thread, at least; of a batch, at most
-_LARGE = 512 << 10  # bytes of a record; with smaller ones threads wait for the interpreter
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # Linux only; some file systems do not support it
+_SHARE_BYTES, _MOST_THREADS = 2 << 20, 4  # least bytes of a thread; most threads of a batch
+_LARGE = 512 << 10  # bytes of a record; with smaller ones threads wait for the GIL
 
-# A record's key as bytes in the table and by its parts, the write that made it, and which units of
-# a batch are read from it, in the order of their heads.
+# A record's key in the table, the same by its parts, its write id, and the positions in a batch of
+# the units that are read from it, in the order of their heads.
 Wanted = tuple[bytes, RecordKey, WriteId, Sequence[int]]
 
 
 class Batch:
-    """The units of one call, the slots that they go to, and their lengths once they are there."""
+    """The units of one call, their slots, and their lengths once they are read."""
 
     def __init__(
         self,
@@ -46,8 +44,8 @@ class Batch:
         numbers: Sequence[Sequence[int]],
         table: BlockTable,
     ) -> None:
-        """bits: of the slab, contiguous [S, 2, rows, head_dim], which are written to; numbers: of
-        the slots of each unit, which have room for block_size tokens together.
+        """bits: raw bits of the slab to write to, contiguous [S, 2, rows, head_dim]; numbers: the
+        slots of each unit, which together have room for block_size tokens.
         """
         self.units, self.numbers, self._bits = units, numbers, bits
         self.lengths = [table.geometry.block_size] * len(units)
@@ -58,9 +56,9 @@ class Batch:
         self.documents = {unit.document for unit in units}
 
     def by_record(self, writes: Mapping[int, WriteId]) -> list[Wanted]:
-        """The records that hold the units, in the order in which they lie in the file.
+        """The records that hold the units, in file order.
 
-        writes: by which the records of every document of the units are known.
+        writes: document -> write id of its records.
         """
         units = self.units
         places: dict[tuple[int, int, int], list[int]] = {}
@@ -74,8 +72,8 @@ class Batch:
         return sorted(wanted)
 
     def heads_of(self, record: Wanted) -> list[memoryview] | None:
-        """The slots of a record's heads, in their order, in which K and V are neighbours, as in the
-        record; None unless each head is wanted once and has a slot of its own.
+        """The slots of a record's heads, in order, K and V adjacent as in the record; None unless
+        each head is wanted once and has its own slot.
         """
         places, size = record[3], self._slot_bytes
         if [self.units[place].head for place in places] != self._heads:
@@ -86,8 +84,8 @@ class Batch:
         return [self._bytes[start : start + size] for start in starts]
 
     def fill(self, record: Wanted, data: memoryview) -> None:
-        """Check and decode the wanted heads of a record into their slots; of another codec only the
-        header and these have to be there. Raises CorruptBlock.
+        """Check and decode the wanted heads of a record into their slots; `data` needs only the
+        header and these heads. Raises CorruptBlock.
         """
         _, key, write, places = record
         header = self._table.header(data, key, write)
@@ -105,7 +103,7 @@ class Batch:
                 self._bits[slot] = whole[:, at * size : (at + 1) * size]
 
     def bytes_of(self, places: Iterable[int]) -> int:
-        """Bytes of the slots that these units take."""
+        """Bytes of the slots of these units."""
         size = self._slot_size
         return self._slot_bytes * sum(-(-self.lengths[place] // size) for place in places)
 
@@ -114,7 +112,7 @@ Placed = tuple[Extent, Wanted]
 
 
 def _shares(placed: Sequence[Placed]) -> list[Sequence[Placed]]:
-    """What each of several threads reads: runs of records of a few megabytes at least."""
+    """Split records into runs of at least _SHARE_BYTES, one for each thread."""
     size = sum(place.size for place, _ in placed)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = min(_MOST_THREADS, cores or 1, size // _SHARE_BYTES)
@@ -125,19 +123,19 @@ def _shares(placed: Sequence[Placed]) -> list[Sequence[Placed]]:
 
 
 class PlacedReader:
-    """Reads records of the database in `path` from where they lie in its file. Safe for several
+    """Reads records of the database in `path` by their places in its file. Safe for several
     threads.
     """
 
     def __init__(self, path: Path, table: BlockTable) -> None:
         self._path, self._table = path, table
-        self._thread = threading.local()  # has the image of the record that it reads
-        # the system's reads and checksums leave the interpreter to other threads
+        self._thread = threading.local()  # holds the thread's buffer for a record
+        # reads and checksums release the GIL
         self._pool = ThreadPoolExecutor(_MOST_THREADS - 1, "memstore-read")
 
     def read(self, txn: Transaction, batch: Batch, wanted: Sequence[Wanted]) -> None:
-        """Read records, at least one, into their slots. Raises MissingBlock, CorruptBlock for what
-        is damaged or cannot be read, CorruptMemory for keys that cannot be read.
+        """Read at least one record into its slots. Raises MissingBlock, CorruptBlock (damaged or
+        unreadable), CorruptMemory (unreadable keys).
         """
         placed = []
         for place, record in zip(txn.extents_of("blocks", [one[0] for one in wanted]), wanted):
@@ -148,12 +146,12 @@ class PlacedReader:
         left, ended = deque(shares), SimpleQueue[BaseException | None]()
 
         def work() -> None:
-            with suppress(IndexError):  # nothing is left
+            with suppress(IndexError):  # no share is left
                 while True:
                     ended.put(self._outcome(txn.file, left.popleft(), batch))
 
-        # Where the system gives no more threads, or the pool is closed, fewer read. What was asked
-        # of the pool may still begin then, even when this call has ended, and finds nothing left.
+        # If the system refuses threads, or the pool is closed, fewer threads read. A submitted task
+        # may then begin after this call has ended, and finds no share left.
         with suppress(RuntimeError):
             for _ in shares[1:]:
                 self._pool.submit(work)
@@ -163,7 +161,7 @@ class PlacedReader:
                 raise error
 
     def _outcome(self, file: int, placed: Sequence[Placed], batch: Batch) -> BaseException | None:
-        """Read records; the error where that fails."""
+        """Read records; return the error if that fails."""
         try:
             self._read_share(file, placed, batch)
         except BaseException as error:
@@ -171,15 +169,15 @@ class PlacedReader:
         return None
 
     def _read_share(self, file: int, placed: Sequence[Placed], batch: Batch) -> None:
-        """Read records one after the other. Raises CorruptBlock."""
+        """Read records in turn. Raises CorruptBlock."""
         cold = [one for one in placed if not self._read_one(file, one, batch, _NOWAIT)]
         ask(file, [place for place, _ in cold])
         for one in cold:
             self._read_one(file, one, batch)
 
     def _read_one(self, file: int, placed: Placed, batch: Batch, flags: int = 0) -> bool:
-        """Read what is wanted of a record into its slots; False where the page cache lacks some of
-        it and `flags` say not to wait. Raises CorruptBlock.
+        """Read the wanted heads of a record into their slots; False if `flags` say not to wait and
+        the page cache lacks some of it. Raises CorruptBlock.
         """
         (at, size), record = placed
         try:
@@ -191,7 +189,7 @@ class PlacedReader:
                 digests = b"".join(map(xxh3_64_digest, heads))
                 if header == self._table.raw_header(record[1], record[2], digests):
                     return True
-            image = self._image(size)  # of what is damaged it is told then what is wrong
+            image = self._image(size)  # for a damaged record, `fill` finds what is wrong
             if os.preadv(file, [image], at, flags) < size:
                 raise OSError("the file ends before it")
         except OSError as error:
@@ -205,7 +203,7 @@ class PlacedReader:
         return True
 
     def _image(self, size: int) -> memoryview:
-        """Where this thread reads a record to."""
+        """This thread's buffer for a record."""
         image: memoryview | None = getattr(self._thread, "image", None)
         if image is None or len(image) < size:
             image = self._thread.image = memoryview(bytearray(size))

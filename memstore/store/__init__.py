@@ -1,3 +1,1 @@
-"""A memory as its users hold it: documents, their landmark index and their tiers behind one
-object.
-"""
+"""One object for all of a memory's storage: documents, their landmark index and their tiers."""

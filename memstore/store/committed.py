@@ -1,5 +1,5 @@
-"""The documents of an open memory as they were last committed, by whichever process: their rows,
-what is held of them for lookups, and who may write one.
+"""The committed documents of an open memory, whichever process wrote them: their rows, the search
+data that is loaded for them, and the locks for writing one.
 """
 
 import threading
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
 class Committed:
     """The documents of an open memory as `follow` last saw them. Safe for several threads.
 
-    listed: what `list_rows` returned, until a row changes. version: of the memory, that was
-    followed last.
+    listed: the last result of `list_rows`, until a row changes. version: the version of the
+    memory that `follow` saw last.
     """
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self._rows: dict[int, Document] = {}  # of every state
-        self._named: dict[str, set[int]] = {}  # of a name the numbers
+        self._rows: dict[int, Document] = {}  # in every state
+        self._named: dict[str, set[int]] = {}  # name -> numbers
         self.listed: tuple[Document, ...] | None = None
-        self._lock = threading.Lock()  # of the rows
+        self._lock = threading.Lock()  # guards the rows
         self.writers: dict[int, DocumentWriter] = {}  # of this store, by document
         self.version = Version(0, -1)
-        self._changes: Changes | None = None  # of rows, that were followed
+        self._changes: Changes | None = None  # changes of rows that `follow` has seen
         self._retrieval: Retrieval | None = None
         self._following = threading.RLock()
 
     def list_rows(self) -> tuple[Document, ...]:
-        """Rows that are ready or being read for the first time, oldest first."""
+        """Rows that are ready or being ingested for the first time, oldest first."""
         with self._lock:
             rows = (row for row in self._rows.values() if row.is_listed)
             self.listed = tuple(sorted(rows, key=lambda row: row.id))
             return self.listed
 
     def named(self, name: str) -> list[Document]:
-        """All rows of a name, of whatever state, oldest first."""
+        """All rows of a name in every state, oldest first."""
         with self._lock:
             return [self._rows[number] for number in sorted(self._named.get(name, ()))]
 
     def attach(self, retrieval: "Retrieval") -> None:
-        """Have a retrieval follow too, from now on. Raises CorruptMemory, with nothing attached."""
+        """Have `follow` update a retrieval, too. Raises CorruptMemory, with nothing attached."""
         with self._following:
             self.follow(retrieval)
             self._retrieval = retrieval
 
     def ended(self, writer: "DocumentWriter") -> None:
-        """A writer of this store has committed what it will."""
+        """Take over what a writer of this store committed; it writes no more."""
         number = writer.document.id
         with self._following:
             with self.catalog.database.read() as txn:
@@ -80,7 +80,7 @@ class Committed:
             admitted = admit(self.named(wanted.name), wanted, mode)
             if admitted is None:
                 return None
-            held = ExitStack()  # by the writer, once there is one
+            held = ExitStack()  # the writer's locks
 
             def ended(writer: DocumentWriter) -> None:
                 with held:
@@ -93,8 +93,8 @@ class Committed:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Hold what writing under a name needs: other processes write nothing meanwhile, and other
-        threads no document of this name. Raises MemoryLocked, ReadOnlyMemory.
+        """Hold the locks for writing under a name: no other process writes, and no other thread
+        writes a document of this name. Raises MemoryLocked, ReadOnlyMemory.
         """
         database = self.catalog.database
         with database.name_written(name), database.writer():
@@ -102,9 +102,9 @@ class Committed:
             yield
 
     def follow(self, new: "Retrieval | None" = None) -> None:
-        """Look at what is committed. new: has followed nothing yet. Raises CorruptMemory."""
+        """See what was committed; new: a retrieval that needs all rows. Raises CorruptMemory."""
         with self._following:
-            # before reading: too old a version only costs another look
+            # read before the rows: a version that is too old only costs another call
             version = self.catalog.database.version
             if version.file != self.version.file and self._retrieval is not None:
                 self._retrieval.rewritten()
@@ -119,7 +119,7 @@ class Committed:
             self.version, self._changes = version, changes
 
     def _changed(self, txn: Transaction, changes: Changes) -> dict[int, Document | None]:
-        """The rows that are others now, in order of id; None for one that is gone."""
+        """The rows that changed, in order of id; None for a deleted one."""
         numbers = changes.since(self._changes)
         if numbers is not None:
             return {number: self.catalog.row(txn, number) for number in sorted(numbers)}

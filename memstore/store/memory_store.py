@@ -1,8 +1,7 @@
-"""A memory: documents, their landmark index and their blocks in tiers, behind one object that never
-sees a model.
+"""A memory without its model: documents, their landmark index and their blocks in tiers.
 
-Its tables are open at once, its index and its tiers when something is first looked up or written,
-and torch is not imported before.
+Its tables open at once. Its index and tiers open, and torch is imported, at the first lookup or
+write.
 """
 
 import os
@@ -32,7 +31,7 @@ from memstore.store.open_options import OpenOptions, check_open_options, open_ca
 from memstore.store.write import admission
 from memstore.store.write.admission import Mode
 
-if TYPE_CHECKING:  # imported where it is used: most commands need none of it, or torch
+if TYPE_CHECKING:  # imported where used: most commands need neither these modules nor torch
     from memstore.store.retrieve.retrieval import Retrieval
     from memstore.store.verify import Report
     from memstore.store.write.writer import DocumentWriter
@@ -43,8 +42,8 @@ if TYPE_CHECKING:  # imported where it is used: most commands need none of it, o
 class MemoryStore(Closing):
     """One memory, open in this process; a context manager. Usable from several threads.
 
-    `create`, `open` and `in_memory` open one. Sessions look up in its `retrieval`. Documents that
-    other processes add, change or forget are noticed at the next call.
+    `create`, `open` and `in_memory` open one. Sessions search its `retrieval`. The next call sees
+    documents that other processes added, changed or forgot.
     """
 
     def __init__(self, catalog: Catalog, **options: Unpack[OpenOptions]) -> None:
@@ -55,7 +54,7 @@ class MemoryStore(Closing):
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
-        self._removed: Callable[[], object] = lambda: None  # a temporary directory
+        self._removed: Callable[[], object] = lambda: None  # removes a temporary directory
 
     # Opening and closing
 
@@ -69,17 +68,16 @@ class MemoryStore(Closing):
         selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
-        """Make a new memory in a directory that is absent or empty, for the model with this
-        signature.
+        """Make a memory for the model with this signature, in a directory that is absent or empty.
 
-        codec: "zstd" or "raw" (lossless), or "int8" (see disk/format/codec.py). selector: what
-        blocks are found by, if not by landmark keys of the model's own layers. options: see
-        OpenOptions.
+        codec: "zstd" or "raw" (lossless), or "int8" (see disk/format/codec.py). selector: the data
+        that a selector searches by; None for landmark keys of the model's own layers. options:
+        see OpenOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
-        check_open_options(options, signature)  # a bad option leaves nothing behind
+        check_open_options(options, signature)  # before anything is written
         catalog = Catalog.create(path, signature, codec=codec, selector=selector)
         return cls(catalog, **options)
 
@@ -92,13 +90,13 @@ class MemoryStore(Closing):
         read_only: bool = False,
         **options: Unpack[OpenOptions],
     ) -> Self:
-        """Open a memory; with a signature, only if it is of that model.
+        """Open a memory; with a signature, only if it was made by that model.
 
-        path: its directory, or the URL of a published memory, which is only read (ShareOptions).
-        options: see OpenOptions.
+        path: its directory, or the URL of a published memory, which opens read-only
+        (ShareOptions). options: see OpenOptions.
 
-        Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, OlderFormat,
-        CorruptMemory, MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also
+        Raises MemoryNotFound, WrongModel (names the differences), NewerFormat, OlderFormat,
+        CorruptMemory, MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; for a URL also
         StoreUnavailable, StaleMemory, StorageFull (the local cache).
         """
         catalog = open_catalog(path, options, read_only=read_only or is_url(path))
@@ -120,7 +118,7 @@ class MemoryStore(Closing):
         selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
-        """A memory for the blocks of sessions, in a temporary directory. Raises as `create`."""
+        """Make a memory in a temporary directory, for blocks of sessions. Raises as `create`."""
         place = tempfile.mkdtemp(prefix="memstore-")
         try:
             store = cls.create(place, signature, selector=selector, **options)
@@ -131,7 +129,7 @@ class MemoryStore(Closing):
         return store
 
     def close(self) -> None:
-        """Close; writers still open commit their whole chunks first. Idempotent."""
+        """Close; open writers commit their whole chunks first. Idempotent."""
         if self._closed:
             return
         try:
@@ -146,7 +144,7 @@ class MemoryStore(Closing):
                 self._catalog.close()
                 self._removed()
 
-    # What it is
+    # Properties
 
     @property
     def path(self) -> Path | None:
@@ -160,31 +158,31 @@ class MemoryStore(Closing):
 
     @property
     def manifest(self) -> int | None:
-        """The number of the manifest that a published memory is read by; None for a directory."""
+        """The manifest's number of a published memory; None for a directory."""
         return self._catalog.manifest
 
     @property
     def selector(self) -> IndexSpec | None:
-        """What blocks are found by; None where it is landmark keys of the model's own layers."""
+        """The data that the selector searches; None for a memory of landmark keys."""
         return self._catalog.index_spec
 
     @property
     def read_only(self) -> bool:
-        """Whether writing is refused: asked for at opening, or the directory cannot be written."""
+        """Is writing refused, because the caller or the directory's permissions say so?"""
         return self._catalog.database.read_only
 
     @property
     def codec(self) -> str:
-        """How blocks are stored from now on."""
+        """The codec of newly written blocks."""
         return self._catalog.codec
 
     def stats(self) -> dict[str, Any]:
-        """What the memory holds and what was looked up since it was opened, as plain values.
+        """Sizes of the memory, and lookups since it was opened, as plain values.
 
-        "bytes": of the records. "passages": how many different ones there are, of how many keys and
-        values are stored, their bytes, and how many sessions computed, among them damaged ones and
-        those that a published memory could not be asked for ("away"). "landmarks": bytes of
-        landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
+        "bytes": record bytes. "passages": distinct passages, how many have stored keys and values,
+        bytes of these, and how many passages sessions computed, of which "damaged" ones and those
+        that an unavailable object store did not return ("away"). "landmarks": bytes of landmark
+        keys in main memory. "tiers" is absent before the first lookup.
         """
         documents, held = self.documents(), self._catalog.counts()
         passages = {"different": held.passages, "stored": held.stored, "bytes": held.bytes}
@@ -208,13 +206,13 @@ class MemoryStore(Closing):
 
     @property
     def retrieval(self) -> "Retrieval":
-        """What sessions look up in, over the documents as they are now."""
+        """Search and leases for sessions, over the documents of the latest commit."""
         self._refresh()
         return self._opened_retrieval
 
     @property
     def tiers(self) -> "Cascade":
-        """The tiers that leases come from."""
+        """The tiers that leases are taken from."""
         return self._opened_retrieval.tiers
 
     def tier_stats(self) -> dict[str, dict[str, int | float]]:
@@ -224,9 +222,10 @@ class MemoryStore(Closing):
         return self.tiers.stats()
 
     def lease(self, units: Sequence[BlockKey]) -> "Lease":
-        """Slots of the top tier that hold these units (repeats allowed) until the lease is
-        released; of blocks of documents under the numbers that `Retrieval.stored_at` returns.
-        Raises BudgetExceeded (its `fits` says how many distinct units would fit), DocumentNotFound,
+        """Pin these units (repeats allowed) in slots of the top tier until the lease is released.
+
+        Units carry the document and block numbers that `Retrieval.stored_at` returns. Raises
+        BudgetExceeded (its `fits`: how many distinct units would fit), DocumentNotFound,
         CorruptBlock.
         """
         return self.retrieval.tiers.lease(units)
@@ -234,12 +233,12 @@ class MemoryStore(Closing):
     def build_index(
         self, top_k: int = 4, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Build the index's engines again over every document, for the queries that
-        `Retrieval.sampled_queries` kept, and save them; of a memory with a selector, the lists of a
-        two-stage search. Return what was built.
+        """Rebuild and save the index's engines over every document, trained with the queries of
+        `Retrieval.sampled_queries`; with a selector, the lists of a two-stage search. Return a
+        description of what was built.
 
-        top_k: blocks wanted of a search. progress: called with (layers done, layers), or (tokens
-        done, tokens).
+        top_k: blocks that a search returns. progress: called with (layers done, layers), or
+        (tokens done, tokens).
 
         Raises InvalidInput for an index that builds nothing ("packed") or without FAISS,
         CorruptMemory, ReadOnlyMemory, StorageFull.
@@ -250,24 +249,21 @@ class MemoryStore(Closing):
         return retrieval.build(top_k, progress)
 
     def update_index(self) -> bool:
-        """Should `build_index` run, because many documents have changed since it last ran?
-
-        Builds nothing itself; False for a small memory.
-        """
+        """Should `build_index` run, as many documents changed? False for a small memory."""
         return self.retrieval.update_engines()
 
     # Reading documents
 
     def documents(self) -> list[Document]:
-        """Every document, ready or still being read, oldest first."""
+        """Every document, ready or still being ingested, oldest first."""
         self._refresh()
         return [*(self.committed.listed or self.committed.list_rows())]
 
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
-        """The named documents, or every one that is read to its end, oldest first.
+        """The named documents, or every ready one, oldest first.
 
-        to: what they are wanted for, where none at all is an error. Raises InvalidInput for a named
-        one that is not read to its end, DocumentNotFound.
+        to: a verb for the error message; with it, an empty result is an error. Raises InvalidInput
+        for a named document that is not ready, DocumentNotFound.
         """
         if names is None:
             found = [document for document in self.documents() if document.state == "ready"]
@@ -276,25 +272,25 @@ class MemoryStore(Closing):
                     f"the memory holds no finished document to {to}; run ingest first"
                 )
             return found
-        if isinstance(names, str):  # or its letters would be looked for
+        if isinstance(names, str):  # or each letter would count as a name
             raise InvalidInput(f"documents is a string; give a list of names: [{names!r}]")
         found = [self.document(name) for name in names]
         for document in found:
             if document.state != "ready":
                 raise InvalidInput(
-                    f"document {document.name!r} is only partly read; run ingest again to finish it"
+                    f"document {document.name!r} is partly ingested; run ingest again to finish it"
                 )
         return found
 
     def has(self, name: str) -> bool:
-        """Is there a document of this name, ready or still being read?"""
+        """Does a document of this name exist, ready or still being ingested?"""
         return any(row.is_listed for row in self._named(name))
 
     def document(self, name: str | int) -> Document:
-        """One document by name, or by id. Raises DocumentNotFound, which lists the names there are.
+        """One document by name or id. Raises DocumentNotFound, which lists the memory's names.
 
-        An unpublished document is found by its id for some minutes: sessions that have begun to
-        read it go on.
+        An unpublished document is found by its id for some minutes, so that sessions which use it
+        can finish.
         """
         if isinstance(name, int):
             return self._read(name, lambda txn, row: row)
@@ -304,24 +300,24 @@ class MemoryStore(Closing):
         raise admission.no_document(name, self.documents(), self.place)
 
     def tokens(self, document: str | int, first: int = 0, end: int | None = None) -> TokenSpan:
-        """Content tokens `first` to `end` of a document without passages (by name or id), and where
-        their characters begin. Raises DocumentNotFound, CorruptMemory.
+        """Content tokens `first` to `end` of a document without passages (by name or id), and the
+        offset of their first character. Raises DocumentNotFound, CorruptMemory.
         """
         return self._read(document, self._catalog.texts.tokens, first, end)
 
     def passages(
         self, document: str | int, first: int = 0, end: int | None = None
     ) -> list[Passage]:
-        """Passages `first` to `end` of a document (by name or id), a block each. Raises
+        """Passages `first` to `end` of a document (by name or id), one a block. Raises
         DocumentNotFound, CorruptMemory, InvalidInput for a document without passages.
         """
         return self._read(document, self._catalog.texts.passages, first, end)
 
     def _read(self, document: str | int, read: Callable[..., T], *span: int | None) -> T:
-        """What is read of a document in one transaction. Raises DocumentNotFound."""
+        """Call `read` for a document, in one transaction. Raises DocumentNotFound."""
         self._check_open()
         catalog = self._catalog
-        while True:  # a document that was replaced meanwhile has its name under another number
+        while True:  # again where the document was replaced concurrently: its number has changed
             number = self.document(document).id if isinstance(document, str) else document
             with catalog.database.read() as txn:
                 named = isinstance(document, str)
@@ -341,23 +337,23 @@ class MemoryStore(Closing):
         metadata: dict[str, Any] | None = None,
         commit_bytes: int | None = None,
     ) -> "DocumentWriter | None":
-        """Begin a document, or continue an interrupted one with the same settings; None if the same
-        content is there already.
+        """Begin a document, or resume an interrupted one with the same settings; None if the memory
+        has the same content already.
 
-        source_hash: of the content. mode: "new"; "replace" (the old content answers until the new
-        one is whole). metadata: plain values of its row.
-        commit_bytes: of a transaction, about; default writer.COMMIT_BYTES.
+        source_hash: hash of the content. mode: "new", or "replace" (the old content answers until
+        the new content is complete). metadata: plain values for its row. commit_bytes: approximate
+        size of a transaction; default writer.COMMIT_BYTES.
 
-        Several documents may be written at once by one process, and no other process can write
-        until the last is closed. Raises DocumentExists, InvalidInput, ReadOnlyMemory,
-        MemoryLocked (also for a document that is being written), StorageFull.
+        One process may write several documents at once; no other process can write until the last
+        writer is closed. Raises DocumentExists, InvalidInput, ReadOnlyMemory, MemoryLocked (also
+        for a document that is being written), StorageFull.
         """
         admission.check_name(name)
         if mode not in ("new", "replace"):
             raise InvalidInput(f"mode {mode!r} is unknown; choose new or replace")
         admission.check_metadata(metadata or {})
         admission.check_settings(settings, self.signature, self.selector)
-        # asked before taking a lock: it also holds for a memory that is read-only or being written
+        # before any lock: the answer also holds for a memory that is read-only or being written
         if any(admission.is_there(row, source_hash, settings, mode) for row in self._named(name)):
             return None
         committed, codec = self.writable(), self.codec if settings.passage_tokens else ""
@@ -368,11 +364,10 @@ class MemoryStore(Closing):
         return committed.begin(self.retrieval, wanted, mode, commit_bytes)
 
     def describe(self, name: str, metadata: dict[str, Any]) -> Document:
-        """Change what the row of a document says of it (`Document.metadata`), and return it; equal
-        metadata write nothing.
+        """Replace a document's metadata, and return the document; equal metadata write nothing.
 
-        Raises DocumentNotFound, InvalidInput (no plain values), ReadOnlyMemory, MemoryLocked,
-        StorageFull.
+        Raises DocumentNotFound, InvalidInput (values that are not plain), ReadOnlyMemory,
+        MemoryLocked, StorageFull.
         """
         admission.check_metadata(metadata)
         document = self.document(name)
@@ -387,19 +382,19 @@ class MemoryStore(Closing):
         return document
 
     def forget(self, name: str, *, erase: bool = False) -> Document:
-        """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return
-        what it was.
+        """Delete a document's blocks, landmark keys and tokens; no later answer uses them. Return
+        its last row.
 
-        The file keeps its size, and bytes of the document on pages that are not used again yet,
-        until `compact`. erase: rewrite the file without any byte of it, and remove the index files,
-        which are built from all documents; all or nothing, and the memory is needed alone. Raises
-        DocumentNotFound, ReadOnlyMemory, MemoryLocked, StorageFull (erase).
+        Until `compact`, the file keeps its size and, on pages not yet reused, bytes of the
+        document. erase: also rewrite the file without any byte of it, and remove the index files,
+        which were built from all documents; all or nothing, and no other process may have the
+        memory open. Raises DocumentNotFound, ReadOnlyMemory, MemoryLocked, StorageFull (erase).
         """
         committed = self.writable()
         catalog = committed.catalog
         with committed.writing(name):
             document = self.document(name)
-            numbers = [row.id for row in committed.named(name)]  # also what is half read
+            numbers = [row.id for row in committed.named(name)]  # unfinished rows, too
 
             def work(txn: Transaction) -> None:
                 for number in numbers:
@@ -416,9 +411,9 @@ class MemoryStore(Closing):
     # Maintenance
 
     def compact(self) -> tuple[int, int]:
-        """Rewrite the file without the room, and the bytes, that forgotten documents left; return
-        its bytes before and after. Needs the memory to itself. Raises MemoryLocked, StorageFull,
-        ReadOnlyMemory.
+        """Rewrite the file without the free pages and bytes of forgotten documents; return its
+        bytes before and after. No other process may have the memory open. Raises MemoryLocked,
+        StorageFull, ReadOnlyMemory.
         """
         committed = self.writable()
         database = committed.catalog.database
@@ -432,8 +427,8 @@ class MemoryStore(Closing):
         return before, database.file_bytes
 
     def verify(self, *, repair: bool = False) -> "Report":
-        """Check everything that is stored; with `repair`, drop damaged documents whole. See
-        verify_memory, which also takes a memory that cannot be opened.
+        """Check all stored data; with `repair`, drop damaged documents whole. See `verify_memory`,
+        which also checks a memory that cannot be opened.
         """
         from memstore.store.verify import verify_memory
 
@@ -446,10 +441,10 @@ class MemoryStore(Closing):
         self._refresh()
         return report
 
-    # What the rest begins with
+    # Shared by the methods above
 
     def _refresh(self) -> None:
-        """Notice what was committed. Raises MemoryClosed, CorruptMemory."""
+        """Take in what any process committed. Raises MemoryClosed, CorruptMemory."""
         self._check_open()
         if self._catalog.database.version != self.committed.version:  # nearly free
             self.committed.follow()
@@ -460,7 +455,7 @@ class MemoryStore(Closing):
 
     @property
     def _opened_retrieval(self) -> "Retrieval":
-        """The index and the tiers, opened if need be, as they were last brought up to date."""
+        """The index and the tiers, opened at the first call, as of the last refresh."""
         if self._retrieval is not None:
             return self._retrieval
         from memstore.store.retrieve.retrieval import Retrieval
@@ -478,7 +473,7 @@ class MemoryStore(Closing):
             return self._retrieval
 
     def writable(self) -> Committed:
-        """The documents, to write to. Raises ReadOnlyMemory where the memory can only be read."""
+        """The committed documents, for writing. Raises ReadOnlyMemory for a read-only memory."""
         self._check_open()
         if self.read_only:
             if self._catalog.source is not None:
@@ -495,6 +490,6 @@ class MemoryStore(Closing):
 
 
 def _remove(place: str, process: int) -> None:
-    """Remove a temporary directory, unless this is a fork of the process that has it open."""
+    """Remove a temporary directory, unless this is a fork of the process that made it."""
     if os.getpid() == process:
         shutil.rmtree(place, ignore_errors=True)

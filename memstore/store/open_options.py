@@ -1,5 +1,7 @@
-"""Opening a memory: its tables, and the options that may be chosen; these are refused before
-anything is opened or made, and without torch where they do not concern it.
+"""Open a memory's tables, and check the options of opening one.
+
+A bad option is refused before anything is opened or made; torch is imported only where an option
+needs it.
 """
 
 from pathlib import Path
@@ -14,12 +16,12 @@ from memstore.tiers.policy import HOST_BUDGET, TierOptions, check_options
 class OpenOptions(TierOptions, ShareOptions, total=False):
     """Settings of a store's index and tiers; each has a default."""
 
-    index: str  # a kind of memstore.index.INDEX_KINDS; default "auto"
+    index: str  # one of memstore.index.INDEX_KINDS; default "auto"
 
 
 def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> Catalog:
-    """The tables of a memory's directory, or of a published memory by its URL; takes what concerns
-    the latter out of the options. Raises what MemoryStore.open raises.
+    """The tables of a memory's directory, or of a published memory by its URL; removes the options
+    of published memories from `options`. Raises what MemoryStore.open raises.
     """
     share = take_share_options(options)
     if is_url(path):
@@ -28,7 +30,7 @@ def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> 
         published: Catalog = open_published(str(path), share)
         return published
     if share:
-        raise InvalidConfig(f"{min(share)} is of published memories; {path} is a directory")
+        raise InvalidConfig(f"{min(share)} is for published memories; {path} is a directory")
     return Catalog.open(path, read_only=read_only)
 
 
@@ -53,7 +55,7 @@ def check_open_options(options: OpenOptions, signature: Signature) -> None:
 
 
 def _check_budget(tier: str, budget: int, signature: Signature) -> None:
-    """A budget must hold what one row of one step needs at least: one block of each KV head."""
+    """A budget must hold at least what one row of one step needs: one block of each KV head."""
     if not isinstance(budget, int):
         raise InvalidConfig(f"a {tier} budget is a number of bytes, not {budget!r}")
     least = signature.geometry.record_bytes
@@ -65,8 +67,8 @@ def _check_budget(tier: str, budget: int, signature: Signature) -> None:
 
 
 def on_device(options: OpenOptions, device: str) -> OpenOptions:
-    """The same, with a tier of the device that a model computes on ("auto": the fastest). Raises
-    InvalidConfig.
+    """These options with a tier on the device that the model computes on ("auto": the fastest).
+    Raises InvalidConfig.
     """
     if device == "cpu":
         return options

@@ -1,4 +1,4 @@
-"""Documents on their way out of a memory and into it: exports, publications, imports, pulls."""
+"""Transfer documents out of a memory and into it: export, publish, import, pull."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,14 +31,14 @@ from memstore.share.publish import GRACE, PublishOptions, Report, publish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import admit_import, check_name
 
-_BATCH_BYTES = 16 << 20  # of an import's transaction
+_BATCH_BYTES = 16 << 20  # record bytes of an import's transaction
 
 # Out of a memory
 
 
 def export_document(store: MemoryStore, name: str, file: Path | str) -> int:
-    """Write one ready document to a file that `import_document` reads; return its bytes. It may
-    take the place of an older export, never of anything else.
+    """Write one ready document to a file for `import_document`; return its bytes. It replaces an
+    older export, never another file.
 
     Raises DocumentNotFound, InvalidInput (the file cannot be written; the document changed),
     StorageFull, CorruptMemory.
@@ -65,12 +65,12 @@ def publish_memory(
     progress: Callable[[int, int], None] = lambda done, documents: None,
 ) -> Report:
     """Publish the named documents, or every ready one, at a URL (docs/publishing.md), and the lists
-    if all of their documents are published. What is there already is not sent again.
+    if all of their documents are published. Objects that exist there are not sent again.
 
-    keep: "text" for no keys and values of passages, which readers compute as they need them.
-    replace: also in place of published documents of these names that hold other content. check:
-    read what is published of the documents, and send again what is damaged. grace: seconds, that
-    whoever prunes there gives. progress: called with (documents done, documents).
+    keep: "text" to leave out keys and values of passages, which readers compute when needed.
+    replace: replace published documents of these names that have other content. check: read what
+    is published of the documents, and send damaged objects again. grace: seconds, the same as for
+    pruning there. progress: called with (documents done, documents).
 
     Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
     StoreUnavailable, MemoryNotFound (no such bucket).
@@ -97,13 +97,13 @@ class PublishedDocument:
     """A document of a publication, read whole."""
 
     def __init__(self, objects: ObjectStore, manifest: Manifest, entry: Entry) -> None:
-        """entry: of the manifest."""
+        """entry: an entry of the manifest."""
         self._objects, self._entry = objects, entry
         self.head = Head(manifest.signature, entry.row, manifest.selector)
 
     @classmethod
     def at(cls, url: str, name: str) -> "PublishedDocument":
-        """The document of a name in the newest manifest at a URL. Raises DocumentNotFound,
+        """The document of this name in the newest manifest at a URL. Raises DocumentNotFound,
         MemoryNotFound, StoreUnavailable, CorruptMemory.
         """
         objects = open_object_store(url)
@@ -111,7 +111,7 @@ class PublishedDocument:
 
     @classmethod
     def named(cls, objects: ObjectStore, manifest: Manifest, name: str) -> "PublishedDocument":
-        """The document of a name. Raises DocumentNotFound."""
+        """The document of this name. Raises DocumentNotFound."""
         entry, url = manifest.entries.get(name), objects.url
         if entry is None:
             raise DocumentNotFound(
@@ -120,9 +120,7 @@ class PublishedDocument:
         return cls(objects, manifest, entry)
 
     def parts(self) -> Iterator[Part]:
-        """Its parts, each checked so that a memory can use it. Raises CorruptMemory,
-        StoreUnavailable.
-        """
+        """Its parts, each checked before it is yielded. Raises CorruptMemory, StoreUnavailable."""
         try:
             yield from usable_parts(self.head, read_parts(self._objects, self._entry))
         except (ValueError, CorruptBlock) as error:
@@ -142,18 +140,18 @@ class PublishedDocument:
 
 
 def import_document(store: MemoryStore, file: Path | str, name: str | None = None) -> Document:
-    """Read an exported document, under another name if one is given; the same content under the
-    same name is left unchanged.
+    """Import an exported document, under `name` if given; the same content under the same name is
+    left unchanged.
 
     Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat, DocumentExists,
-    StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
+    StorageFull, ReadOnlyMemory, MemoryLocked; the memory is then unchanged.
     """
     file = expanded(file)
     return import_from(store, DocumentFile(file), file, name)
 
 
 def pull_document(store: MemoryStore, name: str, url: str, as_name: str | None = None) -> Document:
-    """Read a published document into a memory, as `import_document` does a file. Raises also
+    """Import a published document as `import_document` imports a file. Raises also
     DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound.
     """
     store.writable()
@@ -166,7 +164,7 @@ def import_from(
     place: Path | str,
     name: str | None,
 ) -> Document:
-    """As `import_document`, of an opened file or publication; place: its path or URL."""
+    """As `import_document`, from an opened file or publication; place: its path or URL."""
     original = source.head.document
     name = original.name if name is None else name
     check_name(name)
@@ -185,10 +183,10 @@ def _store_document(
     name: str,
     instead_of: Document | None,
 ) -> Document:
-    """Store a document of this file or URL under `name`, which must be free but for what a killed
-    import left (instead_of); the caller holds the writer lock.
+    """Store the document of `source` under a free name; instead_of: the row of a killed import to
+    replace. The caller holds the writer lock.
 
-    Raises WrongModel, StorageFull, and what reading the parts raises; the memory is as it was.
+    Raises WrongModel, StorageFull, and what reading the parts raises; the memory is then unchanged.
     """
     head, database, path = source.head, catalog.database, catalog.database.path
     catalog.signature.check_same(
@@ -258,7 +256,7 @@ def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[P
 def _store_passages(
     txn: Transaction, catalog: Catalog, document: Document, records: list[Record]
 ) -> None:
-    """Store the records of those of these passages that have none."""
+    """Store the records of passages that have none yet."""
     if not records:
         return
     data = {record.block: record.data for record in records}

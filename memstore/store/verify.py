@@ -1,7 +1,7 @@
-"""Checks that a memory stores what was written to it, and repairs it by dropping what is damaged.
+"""Check that a memory stores what was written to it, and repair it by dropping damaged data.
 
-All bytes of the file are read first, and its pages of keys checked, without LMDB: a disk error
-would end the process where LMDB maps the file, and so may a damaged page.
+First all bytes of the file are read, and its key pages checked, without LMDB: with LMDB's mapped
+file, a disk error or a damaged page could end the process.
 """
 
 from collections import Counter
@@ -31,42 +31,42 @@ _READ_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as it was written."""
+    """Damage to a document, a passage or the memory."""
 
-    document: int | None  # id; None = the memory itself
-    name: str  # of the document, as far as it can be read
+    document: int | None  # id; None: the memory itself
+    name: str  # name of the document, as far as readable
     what: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a verification; `documents`, `records` and `bytes` count what is whole."""
+    """The result of a verification; `documents`, `records` and `bytes` count undamaged data."""
 
     documents: int = 0
     records: int = 0
     bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)  # names of the documents that repair removed
+    dropped: list[str] = field(default_factory=list)  # names of documents that repair removed
 
     @property
     def clean(self) -> bool:
-        """Is everything as it was written?"""
+        """Is there no damage?"""
         return not self.problems
 
 
 def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     """Check every byte of a memory that a reader could use; with `repair`, drop damaged documents
-    and the keys and values of damaged passages (questions compute them again), and check again.
+    and the keys and values of damaged passages (questions recompute them), and check again.
 
     A repair reports the problems found before it and the documents that it dropped; other processes
-    may read concurrently. Damage to LMDB's pages of keys, to its meta pages, or to the rows that
+    may read concurrently. Damage to LMDB's key pages, to its meta pages, or to the rows that
     describe the whole memory cannot be repaired.
 
     path: a memory's directory, or the URL of a published memory, which is read whole and cannot be
     repaired.
 
     Raises MemoryNotFound, MemoryLocked, StorageFull; CorruptMemory (the memory cannot be repaired);
-    of a URL also StoreUnavailable, InvalidInput (repair).
+    for a URL also StoreUnavailable, InvalidInput (repair).
     """
     if is_url(path):
         return verify_published(str(path), repair=repair)
@@ -95,7 +95,7 @@ def _not_repaired(path: Path, what: str) -> CorruptMemory:
 
 
 def _check_pages(path: Path) -> None:
-    """Raises CorruptMemory where pages of keys are damaged, or bytes cannot be read."""
+    """Raises CorruptMemory where key pages are damaged, or bytes cannot be read."""
     try:
         with named_os_errors(path):
             with (path / DATA).open("rb", buffering=0) as file:
@@ -108,25 +108,25 @@ def _check_pages(path: Path) -> None:
 
 
 class _Walk:
-    """What is found in a memory, of which every document and every passage is read.
+    """Problems of a memory, found by reading every document and every passage.
 
-    documents: damaged ones by id; passages: those whose records are damaged, by number; counts: of
-    wrong counts of references to passages.
+    documents: problems by id; passages: problems of records by passage number; counts: problems of
+    reference counts.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises CorruptMemory for damage of the memory itself, and what opening raises."""
+        """Raises CorruptMemory for damage to the memory itself, and what opening raises."""
         self.documents: dict[int, Problem] = {}
         self.passages: dict[int, Problem] = {}
         self.counts: list[Problem] = []
-        self._names: dict[int, str] = {}  # of documents
+        self._names: dict[int, str] = {}  # document id -> name
         self._whole = self._records = self._bytes = 0
         _check_pages(path)
         with closing(Catalog.open(path, read_only=True)) as self._catalog:
             self._walk()
 
     def report(self) -> Report:
-        """The result: problems of documents first, then of passages and of references."""
+        """The result: problems of documents, then of passages, then of references."""
         problems = [*self.documents.values(), *self.passages.values(), *self.counts]
         return Report(self._whole, self._records, self._bytes, problems)
 
@@ -154,7 +154,7 @@ class _Walk:
         self.counts = [Problem(None, "", what) for what in wrong]
 
     def _read_document(self, number: int) -> None:
-        """Read everything of a document but the records of its passages."""
+        """Read all data of a document but the records of its passages."""
         catalog, name, records, size = self._catalog, f"document {number}", 0, 0
         try:
             with catalog.database.read() as txn:
@@ -162,7 +162,7 @@ class _Walk:
                 if document is None:
                     return  # another process deleted it
                 self._names[number] = name = document.name
-                if document.tokens or document.state == "ready":  # or an import has not ended
+                if document.tokens or document.state == "ready":  # else an unfinished import
                     head = Head(catalog.signature, document, catalog.index_spec)
                     records, size = check_parts(head, stored_parts(catalog, document, None))
                 if not document.of_passages and size != document.bytes:
@@ -182,7 +182,7 @@ class _Walk:
             try:
                 row = table.row(txn, number)
             except CorruptMemory:
-                continue  # counting references reports it
+                continue  # reported when references are counted
             if row is None:
                 continue
             if row.home[0] in self._names:
@@ -204,7 +204,7 @@ class _Walk:
 
 
 def _owners(txn: Transaction, table: str) -> set[int]:
-    """The number of every document or passage that a table has an entry of."""
+    """The numbers of all documents or passages with an entry in a table."""
     owners = set()
     start = b""
     while (entry := next(txn.scan(table, start), None)) is not None:
@@ -215,8 +215,8 @@ def _owners(txn: Transaction, table: str) -> set[int]:
 
 
 def _drop(path: Path, numbers: Iterable[int]) -> None:
-    """Delete documents, and the records of passages, and count the references to passages again.
-    Raises CorruptMemory where pages of keys are damaged: LMDB may spoil what is whole.
+    """Delete documents and records of passages, and recount references to passages. Raises
+    CorruptMemory where key pages are damaged: LMDB might then damage other data.
     """
     with closing(Catalog.open(path)) as catalog, catalog.database.writer():
         if not is_sound(path):
@@ -232,8 +232,8 @@ def _drop(path: Path, numbers: Iterable[int]) -> None:
 
 
 def _count_references(txn: Transaction, catalog: Catalog, *, correct: bool = False) -> list[str]:
-    """What is wrong with the rows of passages. correct: count references again, make missing rows,
-    and delete passages without a reference. Raises CorruptMemory.
+    """Problems of the rows of passages. correct: recount references, make missing rows, and delete
+    passages without references. Raises CorruptMemory.
     """
     wanted, passages = Counter[Digest](), catalog.passages
     for document in catalog.documents(txn):
@@ -302,7 +302,7 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
 
 
 def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
-    """Are the lists as they were published? Raises StoreUnavailable."""
+    """Problems of the published lists. Raises StoreUnavailable."""
     from memstore.index.index_file import Parts, Unusable, decode_file  # these import torch
     from memstore.index.token_lists import FILE
     from memstore.share.publication import PublishedDatabase

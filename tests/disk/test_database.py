@@ -327,7 +327,7 @@ def test_a_meta_page_that_is_damaged_while_the_file_is_open_is_an_error(path, da
         file.seek(0)
         file.write(bytes(len(whole)))
         file.flush()
-        with pytest.raises(CorruptMemory, match="changed by something else"):
+        with pytest.raises(CorruptMemory, match="another program changed"):
             get(database, b"a")
         file.seek(0)
         file.write(whole)

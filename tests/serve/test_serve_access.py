@@ -218,7 +218,7 @@ def connected(server: Served) -> socket.socket:
     ],
 )  # fmt: skip
 def test_errors_name_neither_the_memorys_directory_nor_other_documents(kind: type) -> None:
-    error = as_api_error(kind("/srv/mem: no document 'a'; there are 'secret'"))
+    error = as_api_error(kind("/srv/mem: no document 'a'; it holds 'secret'"))
     assert "/srv" not in error.message and "secret" not in error.message
     assert error.code not in (None, "internal_error") and "\n" not in error.message
 

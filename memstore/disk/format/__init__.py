@@ -1,1 +1,1 @@
-"""The stored forms: keys, records and codecs, runs, documents, signatures."""
+"""Stored formats: codecs, runs, documents, places, signatures."""

@@ -1,6 +1,4 @@
-"""Where the parts of a document stand: its pages and headings, as its row keeps them: one text in
-JSON, which is read only when somebody asks.
-"""
+"""Pages and headings of a document, stored in its row as one JSON text that is parsed on demand."""
 
 import re
 from bisect import bisect_right
@@ -15,17 +13,17 @@ from msgspec import Meta
 from memstore.decode import Count, from_json
 
 PAGE = 0  # the level of pages; headings have 1 (the highest), 2, ...
-LEVELS = 10  # a heading of a deeper level counts as one of the last
-NAME = 120  # characters of a name that are kept
-MOST = 20_000  # places of a document that are kept
+LEVELS = 10  # a deeper heading counts as one of the last level
+NAME = 120  # stored characters of a name, at most
+MOST = 20_000  # stored places of a document, at most
 _KEY = "places"
 _BLANKS = re.compile(r"[\s\x00-\x1f]+")
 
 
 class Place(NamedTuple):
-    """From character `start` on the text stands on a page (level 0), or under a heading.
+    """A page (level 0) or heading that begins at character `start`.
 
-    An empty name ends what was there before: the page, or the headings from that level down.
+    An empty name ends the page, or the headings from that level down, without beginning another.
     """
 
     start: Count
@@ -34,11 +32,11 @@ class Place(NamedTuple):
 
 
 class Places:
-    """The places of a document, asked where characters of it stand."""
+    """The page and headings of any character of a document."""
 
     def __init__(self, places: Sequence[Place] = ()) -> None:
         """places: in order of `start`."""
-        self._pages: list[tuple[int, str]] = [(-1, "")]  # from which character on
+        self._pages: list[tuple[int, str]] = [(-1, "")]  # (first character, name)
         self._headings: list[tuple[int, tuple[str, ...]]] = [(-1, ())]
         path: tuple[Place, ...] = ()
         for place in places:
@@ -50,16 +48,16 @@ class Places:
                 self._headings.append((place.start, names))
 
     def page(self, character: int) -> str:
-        """The page that a character stands on; "" for none."""
+        """The page of a character; "" for none."""
         return self._pages[bisect_right(self._pages, character, key=itemgetter(0)) - 1][1]
 
     def headings(self, character: int) -> tuple[str, ...]:
-        """The headings that a character stands under, the highest first."""
+        """The headings above a character, the highest first."""
         return self._headings[bisect_right(self._headings, character, key=itemgetter(0)) - 1][1]
 
     def at(self, first: int, end: int) -> str | None:
-        """Where the characters from `first` to `end` stand, in words: "page 12", "pages 12-13",
-        "Part One > The Mill", "The Mill to The Ferry"; None where that is not known.
+        """The place of the characters `first` to `end`, in words: "page 12", "pages 12-13",
+        "Part One > The Mill", "The Mill to The Ferry"; None if unknown.
         """
         last = max(first, end - 1)
         pages = dict.fromkeys(filter(None, (self.page(first), self.page(last))))
@@ -72,14 +70,14 @@ class Places:
 
 
 def plain_name(text: str) -> str:
-    """A heading as a place has it: one line, not a long one."""
+    """A heading as one line of at most NAME characters."""
     line = _BLANKS.sub(" ", text).strip()
     return line if len(line) <= NAME else line[: NAME - 3].rstrip() + "..."
 
 
 def pack_places(places: Iterable[Place]) -> dict[str, Any]:
-    """The part of a row's metadata that keeps them; nothing where there are none. Behind the last
-    of MOST the text stands on no page and under no heading.
+    """The metadata entry that stores places; empty without places. After MOST places the text has
+    no page and no heading.
     """
     kept = list(places)
     if len(kept) > MOST:
@@ -89,7 +87,7 @@ def pack_places(places: Iterable[Place]) -> dict[str, Any]:
 
 
 def unpack_places(metadata: dict[str, Any]) -> list[Place]:
-    """The places that a row's metadata keeps; none where they are damaged."""
+    """The places stored in a row's metadata; none if they are damaged."""
     text = metadata.get(_KEY, "[]")
     try:
         places = from_json(text if isinstance(text, str) else "", list[Place])

@@ -26,26 +26,23 @@ Payload = bytes | memoryview
 class Raw:
     """The raw bits, unchanged.
 
-    A codec sees a head's K and V together and apart, the KV dtype's name, and through the arrays
-    the shape; content alone. The same bits give the same bytes on every run, and decode to the same
-    bits.
+    A codec gets a head's K and V, without padding, and the name of the KV dtype. Encoding and
+    decoding are deterministic.
     """
 
     name = "raw"
     lossless = True
 
     def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
-        """Encode units [n, 2, length, head_dim] of raw bits (K is [:, 0], V is [:, 1]), each by
-        itself.
-        """
+        """Encode each of the units [n, 2, length, head_dim] of raw bits (K is [:, 0], V [:, 1])."""
         return rows_of(np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1))
 
     def decode(
         self, payload: Payload, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
         """Decode one head's payload of `length` rows into k and v, contiguous [block_size,
-        head_dim] of raw bits; the rows after them become zero. Raises ValueError for a payload that
-        does not decode to exactly that many values.
+        head_dim] of raw bits; later rows become zero. Raises ValueError for a payload that does
+        not decode to exactly that many values.
         """
         k, v = content_of(k, v, length)
         check_size(payload, 2 * k.nbytes)
@@ -55,23 +52,21 @@ class Raw:
 
 
 class Zstd:
-    """The raw bits by byte plane, compressed: bytes of equal significance are adjacent, which
-    compresses better.
-    """
+    """The raw bits, compressed by byte plane: bytes of equal significance compress better."""
 
     name = "zstd"
     lossless = True
     _LEVEL = 1
 
     def __init__(self) -> None:
-        self._local = threading.local()  # a decompressor may not be used by two threads at once
+        self._local = threading.local()  # a decompressor is not thread-safe
 
     def encode(self, units: np.ndarray, dtype: str) -> list[bytes]:
         compressor = zstandard.ZstdCompressor(level=self._LEVEL)
         count = len(units)
         values = np.ascontiguousarray(units).view(np.uint8).reshape(count, -1, units.itemsize)
         planes = np.empty((count, units.itemsize, values.shape[1]), np.uint8)
-        for place in range(units.itemsize):  # a plane at a time: four times faster
+        for place in range(units.itemsize):  # one plane at a time: four times faster
             planes[:, place] = values[:, :, place]
         return [compressor.compress(payload) for payload in rows_of(planes.reshape(count, -1))]
 
@@ -89,12 +84,12 @@ class Zstd:
                 values[:, place] = plane
 
     def _decompress(self, payload: Payload, most: int) -> bytes:
-        """Raises ValueError for anything but a frame of at most so many bytes."""
+        """Raises ValueError unless the payload is one frame of at most `most` bytes."""
         decompressor = getattr(self._local, "decompressor", None)
         if decompressor is None:
             decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
         try:
-            # zstandard allocates what a frame declares, whatever the limit
+            # zstandard allocates the declared size, whatever the limit
             declared = zstandard.frame_content_size(payload)
             if declared > most:
                 raise ValueError(f"{declared} bytes are declared, of {most} at most")
@@ -110,7 +105,7 @@ def rows_of(data: np.ndarray) -> list[memoryview]:
 
 
 def content_of(k: np.ndarray, v: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first `length` rows, which are content; those after them become zero."""
+    """The first `length` rows, which are content; later rows become zero."""
     if length < len(k):
         k[length:] = 0
         v[length:] = 0
@@ -131,12 +126,12 @@ _MOST["bfloat16"] = float(np.uint32(0x7F7F0000).view(np.float32))
 
 
 class Int8:
-    """Codes of 8 bits, each group of values with its own step and zero.
+    """Codes of 8 bits with a step and a zero for each group of values.
 
-    A value changes by at most half a step, and by the rounding of the KV dtype; a group of equal
-    values is exact. A head is stored as its raw bits (its content rows, K then V) where it has a
-    value that is not finite or larger than half the dtype's largest, for which the arithmetic could
-    overflow, and where codes would take as many bytes. The payload's size tells which.
+    The error of a value is at most half a step plus the rounding to the KV dtype; a group of equal
+    values is exact. A head is stored as raw bits (its content rows, K then V) if it has a value
+    that is not finite or exceeds half the dtype's largest number, where the arithmetic could
+    overflow, or if codes would not be smaller. The payload's size says which form it has.
     """
 
     name = "int8"
@@ -145,15 +140,15 @@ class Int8:
     def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
         whole = Raw().encode(units, dtype)
         x = floats_of(units, dtype)
-        with np.errstate(all="ignore"):  # of heads that are stored as raw bits
+        with np.errstate(all="ignore"):  # errors are of heads that are stored as raw bits
             keys = _quantise(x[:, 0], dtype)
             values = _quantise(x[:, 1].swapaxes(1, 2), dtype)
         parts = [*keys[:2], *values[:2], keys[2], values[2]]
         coded = rows_of(
             np.concatenate([part.reshape(len(units), -1).view(np.uint8) for part in parts], 1)
         )
-        small = np.abs(x).max((1, 2, 3)) <= _MOST[dtype] / 2  # false where it is NaN
-        # of a group of a token or so, raw bits may take no more bytes than codes
+        small = np.abs(x).max((1, 2, 3)) <= _MOST[dtype] / 2  # false for NaN
+        # raw bits of one or two tokens may take no more bytes than codes
         small &= len(coded[0]) < len(whole[0])
         return [coded[unit] if small[unit] else whole[unit] for unit in range(len(units))]
 
@@ -184,13 +179,13 @@ def _quantise(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray, np.nda
     filled = np.pad(x, ((0, 0), (0, -size % GROUP), (0, 0)), "edge")
     grouped = filled.reshape(n, -1, GROUP, m)
     low, high = grouped.min(2), grouped.max(2)
-    # of equal values, that value
+    # for equal values: that value
     zeros = _bits(low + (high - low) * (_BELOW / (_BELOW + _ABOVE)), dtype)
     zero = floats_of(zeros, dtype)
     above, below = high - zero, zero - low
     steps = _bits(np.maximum(above / _ABOVE, below / _BELOW), dtype)
     step = floats_of(steps, dtype)
-    # rounded down: not all codes would fit
+    # a step that was rounded down is too small for all codes to fit
     short = (step * _ABOVE < above) | (step * _BELOW < below)
     steps += short  # the next bit pattern is the next larger number
     step = floats_of(steps, dtype)
@@ -201,7 +196,7 @@ def _quantise(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _scale(codes: np.ndarray, steps: np.ndarray, zeros: np.ndarray) -> None:
-    """zero + code * step, in place, of codes [n, m] with a step and a zero [groups, m] for every
+    """zero + code * step, in place, for codes [n, m] and steps and zeros [groups, m], one for each
     GROUP of n.
     """
     whole = len(codes) // GROUP
@@ -214,23 +209,21 @@ def _scale(codes: np.ndarray, steps: np.ndarray, zeros: np.ndarray) -> None:
         rest += zeros[-1]
 
 
-# Numbers behind raw bits
+# Raw bits and numbers
 
 
 def floats_of(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """Raw bits as numbers to compute with: float32, or float64 for float64. They may share the
-    memory of `bits`.
-    """
-    if dtype == "bfloat16":  # which NumPy does not have; it is the upper half of float32
+    """Raw bits as float32 numbers, or float64 for float64; may share the memory of `bits`."""
+    if dtype == "bfloat16":  # unknown to NumPy; it is the upper half of float32
         return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     floats: np.ndarray[Any, np.dtype[Any]] = bits.view(dtype)
     return floats.astype(np.float32) if dtype == "float16" else floats
 
 
 def _bits(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers, rounded to the KV dtype (to the nearest, ties to even), as new raw bits.
+    """Numbers rounded to the KV dtype (to the nearest, ties to even), as new raw bits.
 
-    A NaN may become another number: heads that have one are stored as they are.
+    NaN may become another number; heads with NaN are stored as raw bits.
     """
     if dtype == "bfloat16":
         bits = x.view(np.uint32)

@@ -1,4 +1,4 @@
-"""One document of a memory: its row, its state, and how it was read."""
+"""The row of a document: its state, sizes and ingest settings."""
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -11,75 +11,75 @@ from memstore.disk.format.citations import Places, unpack_places
 from memstore.disk.format.codec import CODECS
 from memstore.disk.format.signature import Signature
 
-# "replacing": read in part, to take the place of the ready document of its name
+# "replacing": partly ingested, and replaces the ready document of its name when it is ready
 State = Literal["ingesting", "ready", "replacing"]
-LABELS = "labels"  # under which a row's metadata holds what its user said of it
+LABELS = "labels"  # key of the user's labels in a row's metadata
 SOURCE = "source"
-"""Where in a document's metadata stands which file of a folder it was read from."""
-NOTES = "notes"  # what of its file could not be read
+"""Key in a document's metadata of the file that it was read from."""
+NOTES = "notes"  # key of notes on parts of the file that could not be read
 WRITE_BYTES = 16
 WriteId = bytes
-"""16 bytes by which a record is known: of a passage the digest of its content, else random."""
+"""16 bytes that identify a record's content: the digest of a passage, else random."""
 
 _LATEST = 253_402_214_400  # the end of the year 9999, in seconds
 
 
 @dataclass(frozen=True)
 class IngestSettings:
-    """How a document is read; a resumed ingest must use the same."""
+    """How a document is ingested; a resumed ingest must use the same settings."""
 
     chunk_blocks: Positive = 1
     top_k: Block = 0
     cmt_cutoff: Share = 0.0
-    # the document is made of passages that are filled up to so many tokens (tables/texts.py)
-    # and has no chunks; None: of blocks of equal size
+    # most tokens of a passage, for a document of passages, which has no chunks (tables/texts.py);
+    # None: a document of blocks of equal size
     passage_tokens: Positive | None = None
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document's row. `tokens`, `blocks` and `bytes` count what is committed.
+    """One document's row. `tokens`, `blocks` and `bytes` count committed data.
 
-    A document that is "replacing" has the name that it will be found by once it is ready.
+    A "replacing" document has the name of the document that it replaces.
     """
 
     id: Annotated[int, Meta(ge=0, lt=1 << 62)]  # 1, 2, ...; never reused
     name: Line
     state: State
-    tokens: Count = 0  # content tokens; of passages all that are stored, leads included
+    tokens: Count = 0  # content tokens; for passages all stored tokens, leads included
     blocks: Block = 0
     bytes: Count = 0  # record bytes
     source_hash: Line = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     created: Annotated[float, Meta(ge=0, le=_LATEST)] = 0.0  # seconds since 1970
     settings: IngestSettings = IngestSettings()
-    # random; it tells this document's records, and its text, from those of any other
+    # random; distinguishes this document's records and text from those of any other
     write: Annotated[WriteId, Meta(max_length=WRITE_BYTES)] = b""
-    codec: Line = ""  # of passages: of the records that it refers to
+    codec: Line = ""  # for passages: the codec of the records that it refers to
 
     @property
     def is_listed(self) -> bool:
-        """Is it the document of its name, and not one that shall become it?"""
+        """Is it the current document of its name, not a replacement in progress?"""
         return self.state in ("ready", "ingesting")
 
     @cached_property
     def of_passages(self) -> bool:
-        """Is it made of passages, and not of blocks of equal size?"""
+        """Is it made of passages, not of blocks of equal size?"""
         return self.settings.passage_tokens is not None
 
     @cached_property
     def places(self) -> Places:
-        """Where characters of it stand: on which page, under which headings."""
+        """The pages and headings of its characters."""
         return Places(unpack_places(self.metadata))
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What its user said of it, by name."""
+        """The user's labels, by name."""
         return dict(self.metadata.get(LABELS) or {})
 
     @property
     def notes(self) -> list[str]:
-        """What of its file could not be read, as "3 pages; page 2 is a picture without text"."""
+        """Notes on unread parts of its file, as "3 pages; page 2 is a picture without text"."""
         notes = self.metadata.get(NOTES)
         return [str(note) for note in notes] if isinstance(notes, list) else []
 
@@ -88,30 +88,30 @@ class Document:
         return f"<Document {self.name!r}: {self.state}, {size}>"
 
     def portable(self) -> "Document":
-        """The document as others may see it: without where it was read from."""
+        """A copy without the path of its file, for other users."""
         metadata = {name: value for name, value in self.metadata.items() if name != SOURCE}
         return replace(self, metadata=metadata)
 
     def told(self) -> dict[str, Any]:
-        """Plain values for people: of its places their number alone."""
+        """Plain values for output, with the number of its places instead of the places."""
         metadata = self.metadata
         if "places" in metadata:
             metadata = metadata | {"places": len(unpack_places(metadata))}
         return asdict(replace(self, metadata=metadata))
 
     def memory_layers(self, signature: Signature) -> list[int]:
-        """The layers whose landmarks are searched; of passages [0]."""
+        """The layers whose landmarks are searched; [0] for passages."""
         return sorted(signature.memory_layers)
 
     def other_layers(self, signature: Signature) -> list[int]:
-        """The layers that only a resumed ingest needs; none of passages."""
+        """The layers that only a resumed ingest needs; none for passages."""
         if self.of_passages:
             return []
         return sorted({*range(signature.num_layers)} - {*signature.memory_layers})
 
     def first_blocks(self, signature: Signature) -> dict[int, int]:
-        """The first stored block of each layer. Of layers without memory the latest blocks are
-        stored until the document is ready.
+        """The first stored block of each layer: until the document is ready, layers without memory
+        store their latest blocks.
         """
         first = dict.fromkeys(self.memory_layers(signature), 0)
         if self.state != "ready":
@@ -121,15 +121,15 @@ class Document:
 
     @classmethod
     def decode(cls, row: dict[str, Any]) -> "Document":
-        """The document whose fields a row has, as `asdict` wrote them. Raises ValueError
-        for what no document is like.
+        """The document of a row, whose fields `asdict` wrote. Raises ValueError for invalid
+        values.
         """
         if not row.keys() <= _FIELDS:
             raise ValueError(f"a document has no {min(row.keys() - _FIELDS)!r}")
         document = typed(row, cls)
         check_plain(document.metadata, "metadata")
         if document.blocks and len(document.write) != WRITE_BYTES:
-            raise ValueError("no write is told to have made its blocks")
+            raise ValueError("its blocks have no write id")
         if document.of_passages != bool(document.codec) or document.codec not in ("", *CODECS):
             raise ValueError(f"its passages are not stored in codec {document.codec!r}")
         if "\0" in document.name or (document.id and not document.name):
@@ -137,4 +137,4 @@ class Document:
         return document
 
 
-_FIELDS = frozenset(field.name for field in fields(Document))  # asked for with every row
+_FIELDS = frozenset(field.name for field in fields(Document))  # computed once for all rows

@@ -1,5 +1,5 @@
-"""What blocks are found by: runs of consecutive blocks of a document on a fixed grid, of landmark
-keys, token landmarks or words.
+"""Search data of blocks (landmark keys, token landmarks or words), in runs of consecutive blocks
+of a document on a fixed grid.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from msgspec import Meta
 from memstore.errors import InvalidInput
 
 Kind = Literal["landmark", "token", "words"]
-# blocks that share a value: few values to open, little to write again at a commit
+# blocks of a run: large enough for few values, small enough to rewrite at a commit
 RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
 
 _Name = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -21,13 +21,13 @@ _Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """What a selector keeps of every token and block; a memory keeps it for one selector."""
+    """The search data of a memory's selector."""
 
     name: _Name
-    digest: _Name  # of all that its landmarks depend on: other weights, another digest
-    # numbers of a token's landmark, a unit vector times 127 in int8; 0: tokens have none
+    digest: _Name  # digest of all that its landmarks depend on, such as weights
+    # numbers of a token's landmark, a unit vector times 127 in int8; 0: no token landmarks
     width: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
-    words: bool = False  # are the words of every block kept
+    words: bool = False  # are the words of every block stored
 
 
 Words = Iterable[tuple[int, int]]
@@ -37,7 +37,7 @@ _MAX_COUNT = 0xFFFF  # of one word in a block; counts are uint16
 
 
 class BlockWords(NamedTuple):
-    """The words of consecutive blocks, sorted by hash within each block."""
+    """Words of consecutive blocks, sorted by hash within each block."""
 
     sizes: np.ndarray  # uint32 [blocks]: distinct words per block
     hashes: np.ndarray  # uint32 [sum of sizes]
@@ -66,19 +66,19 @@ class BlockWords(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Do the hashes of every block strictly ascend?"""
+        """Are the hashes of every block strictly ascending?"""
         block = np.repeat(np.arange(len(self.sizes), dtype=np.uint64), self.sizes)
         key = block << np.uint64(32) | self.hashes
         return bool((key[1:] > key[:-1]).all())
 
 
 class Run(NamedTuple):
-    """What consecutive blocks of one document are found by, of one kind."""
+    """Search data, of one kind, of consecutive blocks of one document."""
 
     kind: Kind
     first_block: int
-    sizes: np.ndarray  # int64 [blocks]: rows of each
-    columns: tuple[np.ndarray, ...]  # [rows, ...] each
+    sizes: np.ndarray  # int64 [blocks]: rows of each block
+    columns: tuple[np.ndarray, ...]  # each [rows, ...]
 
     @classmethod
     def of_keys(cls, first_block: int, keys: np.ndarray) -> "Run":
@@ -97,22 +97,22 @@ class Run(NamedTuple):
 
     @property
     def landmarks(self) -> np.ndarray:
-        """Landmark keys, or token landmarks, as they were given."""
+        """The landmark keys or token landmarks."""
         return self.columns[0]
 
     @property
     def words(self) -> BlockWords:
-        """The words, as they were given."""
+        """The words."""
         hashes, counts = self.columns
         return BlockWords(self.sizes.astype(np.uint32), hashes, counts)
 
     @property
     def end_block(self) -> int:
-        """The block that follows."""
+        """The block after it."""
         return self.first_block + len(self.sizes)
 
     def cut(self, first: int, end: int) -> "Run":
-        """The run of those of its blocks that are among first .. end of the document."""
+        """The part of the run within blocks first .. end - 1 of the document."""
         low = max(0, first - self.first_block)
         sizes = self.sizes[low : max(low, end - self.first_block)]
         at = int(self.sizes[:low].sum())
@@ -121,39 +121,39 @@ class Run(NamedTuple):
 
 
 def kinds_of(form: IndexSpec) -> list[Kind]:
-    """What a form keeps."""
+    """The kinds of a selector's search data."""
     kinds: list[tuple[Kind, bool]] = [("token", form.width > 0), ("words", form.words)]
     return [kind for kind, kept in kinds if kept]
 
 
 def run_of(kind: Kind, block: int) -> int:
-    """First block of the run that a block is of."""
+    """The first block of the run that holds a block."""
     return block // RUN_BLOCKS[kind] * RUN_BLOCKS[kind]
 
 
 def joined(first_block: int, parts: Sequence[Run]) -> Run:
-    """One run of some of one kind, at least one, that follow each other from a block on."""
+    """One run from at least one consecutive runs of one kind, which begin at a block."""
     columns = tuple(map(np.concatenate, zip(*(part.columns for part in parts))))
     return Run(parts[0].kind, first_block, np.concatenate([part.sizes for part in parts]), columns)
 
 
 class Coverage:
-    """Do runs cover a whole document, each where the grid has it? `add` and `end` raise ValueError
-    where they do not.
+    """Checks that runs cover a whole document and follow the grid: `add` and `end` raise ValueError
+    if not.
     """
 
     def __init__(
         self, parts: Mapping[int, Kind], first_blocks: Mapping[int, int], lengths: np.ndarray
     ) -> None:
-        """parts: of each the kind of its runs; first_blocks: of each layer the first block that has
-        to be there; lengths: tokens of each block of the document.
+        """parts: part -> kind of its runs; first_blocks: layer -> first required block; lengths:
+        tokens of each block of the document.
         """
         self._parts, self._lengths = parts, lengths
         self._least = first_blocks if "landmark" in parts.values() else dict.fromkeys(parts, 0)
         self._ends: dict[int, int] = {}
 
     def add(self, part: int, run: Run) -> None:
-        """The next run of a part."""
+        """Check the next run of a part."""
         kind, least = self._parts[part], self._least[part]
         first, end = run.first_block, min(run.first_block + RUN_BLOCKS[kind], len(self._lengths))
         if part in self._ends:
@@ -169,7 +169,7 @@ class Coverage:
         self._ends[part] = end
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Check that all runs were added."""
         blocks = len(self._lengths)
         for part, kind in self._parts.items():
             end = self._ends.get(part, blocks if self._least[part] >= blocks else 0)

@@ -1,4 +1,4 @@
-"""What must be equal for one model's memory to be another's."""
+"""The signature of a model: models with equal signatures can use each other's memories."""
 
 import hashlib
 import json
@@ -14,29 +14,29 @@ from memstore.errors import InvalidConfig, WrongModel
 
 @dataclass(frozen=True)
 class ModelName:
-    """What people call a model, and where it was found. Nothing is compared by it."""
+    """The name of a model, and its source; ignored by comparisons."""
 
     title: Line  # "SmolLM2-135M-Instruct"
-    # what has it again: a packaged model's name, a directory or file of this machine, or a name on
-    # the Hugging Face hub; None where that is not known
+    # to load it again: a packaged model's name, a local directory or file, or a name on the
+    # Hugging Face hub; None if unknown
     source: Line | None = None
 
     @property
     def public(self) -> "ModelName":
-        """The same without a path, as others may be told."""
+        """A copy without a local path, for other users."""
         local = self.source is not None and Path(self.source).is_absolute()
         return replace(self, source=None) if local else self
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What must be equal for one model's memory to be another's: weights, tokenizer, architecture,
-    KV geometry; and, beside it, what the model is called.
+    """The identity of a model for its memories: weights, tokenizer, architecture, KV geometry; and
+    the model's name, which is not compared.
     """
 
     weights: Line  # hex digest of the weights
     tokenizer: Line  # hex digest of the tokenizer
-    # what shapes keys and values: layers, RoPE, norms, block size; plain JSON values
+    # all that determines keys and values: layers, RoPE, norms, block size; plain JSON values
     architecture: dict[str, Any]
     kv_dtype: str  # "float32" | "float16" | "bfloat16"
     num_layers: Layer
@@ -59,20 +59,18 @@ class Signature:
 
     @property
     def geometry(self) -> Geometry:
-        """Of the memory's blocks."""
+        """The geometry of the memory's blocks."""
         return Geometry(self.num_kv_heads, self.block_size, self.head_dim, self.kv_dtype)
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes by which a record says whose it is: equal for signatures without a
-        difference.
-        """
+        """16 bytes that name the model in records; equal for signatures without a difference."""
         values = {name: value for name, value in self.to_dict().items() if name != "model"}
         text = json.dumps(_plain(values), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def to_dict(self) -> dict[str, Any]:
-        """The signature as plain values; without the model's name where there is none."""
+        """The signature as plain values."""
         values = {**asdict(self), "memory_layers": list(self.memory_layers)}
         if self.model is None:
             del values["model"]
@@ -80,12 +78,12 @@ class Signature:
 
     @property
     def public(self) -> "Signature":
-        """The same without a path of this machine."""
+        """A copy without a local path."""
         return self if self.model is None else replace(self, model=self.model.public)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The signature that `to_dict` was taken of. Raises InvalidConfig."""
+        """The signature of plain values that `to_dict` returned. Raises InvalidConfig."""
         try:
             check_plain(typed(values, dict[str, Any]).get("architecture"), "architecture")
             unknown = values.keys() - {f.name for f in fields(cls)}
@@ -96,8 +94,8 @@ class Signature:
             raise InvalidConfig(f"no signature of a model: {error}") from error
 
     def difference(self, other: "Signature") -> list[str]:
-        """The fields that differ, those of the architecture last; empty when a memory of the one
-        serves the other.
+        """The fields that differ, those of the architecture last; empty if each model can use the
+        other's memories.
         """
         compared = [f.name for f in fields(self) if f.compare and f.name != "architecture"]
         mine, others = self.architecture, other.architecture
@@ -107,7 +105,7 @@ class Signature:
         ]
 
     def check_same(self, stored: "Signature", what: str, advice: str) -> None:
-        """Raises WrongModel, which names both models, where `what` was made with another one."""
+        """Raises WrongModel, which names both models, if `what` was made with another model."""
         differences = self.difference(stored)
         if not differences:
             return
@@ -123,7 +121,7 @@ def _title(signature: Signature) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What is equal, written in one way: a whole number as such, and nothing for None."""
+    """A canonical form of equal values: whole floats as integers, and no entries with None."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items() if part is not None}
     if isinstance(value, list | tuple):

@@ -1,1 +1,1 @@
-"""LMDB: its environment, transactions and locks in this process, and checks of its file."""
+"""LMDB: environment, transactions and locks of this process, and checks of the data file."""

@@ -1,6 +1,7 @@
-"""The tables of a memory's directory: what is done with them, in transactions, whichever process
-does it. All Database objects of one directory in a process share one LMDB environment, and a forked
-child has none of its parent's.
+"""The database of a memory's directory: transactions by any number of threads and processes.
+
+All Database objects of one directory in a process share one LMDB environment; a forked child
+cannot use its parent's.
 """
 
 import os
@@ -48,7 +49,7 @@ class Database(Closing):
 
     @classmethod
     def create(cls, path: Path | str, first: Callable[[Transaction], None]) -> Self:
-        """Make the tables and what `first` writes, in one transaction, in a directory that is
+        """Make a database with what `first` writes, in one transaction, in a directory that is
         absent or empty.
 
         Raises MemoryExists, InvalidInput (other files there; a network file system),
@@ -70,10 +71,10 @@ class Database(Closing):
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> Self:
-        """Open the memory in `path`; write takes the writer lock when it is called.
+        """Open the memory in `path`; `write` takes the writer lock.
 
-        The file's length is checked before anything of it is used. A memory in a directory or on a
-        file system that cannot be written opens as if read_only were asked for.
+        The file is checked before it is mapped. A directory or file system without permission to
+        write opens as with read_only.
 
         Raises MemoryNotFound, CorruptMemory (truncated or unreadable), InvalidInput (a network file
         system), ReadOnlyMemory (no permission to read), MemoryLocked (being compacted).
@@ -90,19 +91,19 @@ class Database(Closing):
 
     @property
     def read_only(self) -> bool:
-        """Whether writing is refused: asked for at opening, or the directory cannot be written."""
+        """Is writing refused, because the caller or the directory's permissions say so?"""
         return self._asked_read_only or not self._environment.writable
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the data file; it never shrinks but by compact. Raises MemoryNotFound."""
+        """Bytes of the data file, which only `rewrite` shrinks. Raises MemoryNotFound."""
         with suppress(FileNotFoundError):
             return os.stat(self.path / DATA).st_size
         raise self._environment.gone()
 
     @property
     def version(self) -> Version:
-        """Differs after every commit, whichever process made it; cheap enough for every step."""
+        """Changes with every commit of any process; cheap enough to read at every step."""
         self._check()
         environment = self._environment
         with environment.gate.passed():
@@ -110,10 +111,10 @@ class Database(Closing):
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A read transaction: a snapshot. Keep it for one batch: while it is open, the file's pages
+        """A read transaction: a snapshot. Keep it short: while it is open, freed pages of the file
         are not reused.
 
-        Inside another transaction of the same thread it is that transaction. Never waits for a
+        Inside another transaction of the same thread, it is that transaction. Never waits for a
         writer. Raises MemoryClosed, CorruptMemory, MemoryLocked (too many readers).
         """
         self._check()
@@ -128,10 +129,10 @@ class Database(Closing):
                 while (tree := self._tree(seen := inner.id())) is None:
                     inner.abort()
                     inner = environment.inner.begin(buffers=True)
-                    if inner.id() == seen:  # no two commits came in between
+                    if inner.id() == seen:  # not two commits since
                         raise CorruptMemory(
-                            f"{self.path}: the file was changed by something else while it was "
-                            "open, or damaged; close it, then run verify"
+                            f"{self.path}: another program changed the open file, or it is "
+                            "damaged; close it, then run verify"
                         )
                 environment.thread.transaction = Transaction(inner, self.path, tree)
                 yield environment.thread.transaction
@@ -140,7 +141,7 @@ class Database(Closing):
                 self._end(inner)
 
     def _tree(self, transaction: int) -> Tree | None:
-        """The tables as a transaction sees them; None once two others have ended since. Raises
+        """The key tree that a transaction sees; None if two commits have followed it. Raises
         CorruptMemory.
         """
         file, page_size = self._environment.data_file, self._environment.page_size
@@ -156,11 +157,11 @@ class Database(Closing):
         return Tree(file, page_size, meta.root)
 
     def write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a write transaction, commit, and return what it returned: all of it is
-        stored, or nothing. An exception from it undoes the batch and passes on.
+        """Run `work` in a write transaction, commit, and return its result; an exception from it
+        rolls everything back and propagates.
 
-        The writer lock is taken for the call if `writer` does not hold it. Raises MemoryClosed,
-        ReadOnlyMemory, MemoryLocked, StorageFull (the memory is as it was), CorruptMemory.
+        Takes the writer lock unless `writer` holds it. Raises MemoryClosed, ReadOnlyMemory,
+        MemoryLocked, StorageFull (the memory is unchanged), CorruptMemory.
         """
         with self.writer():
             return self._write(work)
@@ -180,13 +181,13 @@ class Database(Closing):
                 self._end(inner)
 
     def _begin(self, *, write: bool) -> Any:
-        """Pass the gate and begin; on any error the gate is left."""
+        """Enter the gate and begin a transaction; leave the gate on any error."""
         environment, gate, reopened = self._environment, self._environment.gate, False
         while True:
             gate.enter()
             try:
                 return environment.inner.begin(write=write, buffers=True)
-            # unusable after a failed write, reopening it had failed, or the file outgrew the map
+            # unusable after a failed write or a failed reopening, or the file outgrew the map
             except (lmdb.PanicError, lmdb.MapResizedError, AttributeError):
                 gate.leave()
                 if reopened:
@@ -196,25 +197,25 @@ class Database(Closing):
                     environment.reopen()
             except lmdb.ReadersFullError:
                 gate.leave()
-                if not environment.inner.reader_check():  # none of them was dead
+                if not environment.inner.reader_check():  # no slot of a dead reader was freed
                     raise
             except BaseException:
                 gate.leave()
                 raise
 
     def _end(self, inner: Any) -> None:
-        # a forked child that leaves the block would end its parent's transaction
+        # in a forked child, abort would end the parent's transaction
         if self._environment.pid == os.getpid():
-            inner.abort()  # of a committed one: nothing
+            inner.abort()  # no effect after a commit
             self._environment.gate.leave()
 
     @contextmanager
     def writer(self) -> Iterator[None]:
-        """Hold the writer lock: no other process writes meanwhile. May be nested, and shared by
+        """Hold the writer lock, so that no other process writes. May be nested, and shared by
         threads.
 
         Raises MemoryLocked with the holder's process id; ReadOnlyMemory; MemoryNotFound (the
-        directory is gone); MemoryClosed.
+        directory was removed); MemoryClosed.
         """
         self._check()
         if self.read_only:
@@ -233,7 +234,7 @@ class Database(Closing):
 
     @contextmanager
     def name_written(self, name: str) -> Iterator[None]:
-        """Let nothing else of this process write under a document's name. Raises MemoryLocked."""
+        """Lock a document's name against other writers of this process. Raises MemoryLocked."""
         names, own = self._environment.names_written, object()
         if names.setdefault(name, own) is not own:
             raise MemoryLocked(
@@ -250,20 +251,20 @@ class Database(Closing):
         *,
         before_switch: Callable[[], None] = lambda: None,
     ) -> T | None:
-        """Replace the data file by a new one, that holds what is stored and no byte of anything
-        else; return what `change` returned.
+        """Replace the data file by a new one with the stored data and no byte of deleted data;
+        return the result of `change`.
 
-        change: run first, as by `write`; the new file holds nothing that it deletes. before_switch:
-        called when the new file is complete and has not yet replaced the old one.
+        change: run first, as by `write`; its deletions leave no bytes in the new file.
+        before_switch: called when the new file is complete, before it replaces the old one.
 
-        Needs the memory to itself and room for the new file; killed at any point, the old file or
-        the new one is there, `change` and all. Raises MemoryLocked (another process has it open),
-        StorageFull, ReadOnlyMemory, MemoryClosed, CorruptMemory.
+        Needs disk space for the new file, and no other process may have the memory open. A kill
+        at any point leaves the old file or the new one, with or without the whole change. Raises
+        MemoryLocked, StorageFull, ReadOnlyMemory, MemoryClosed, CorruptMemory.
         """
         work: Callable[[Transaction], T | None] = change or (lambda transaction: None)
         with self.writer(), self._environment.write_mutex:
             with self.read():
-                pass  # to begin reopens what a failed write left unusable
+                pass  # beginning reopens an environment that a failed write left unusable
             return self._environment.rewrite(work, before_switch)
 
     def close(self) -> None:
@@ -289,9 +290,7 @@ _open: dict[tuple[int, int], Environment] = {}  # by device and inode of the dir
 
 
 def _acquire(path: Path, first: Callable[[Transaction], None] | None = None) -> Environment:
-    """The process's environment for a directory; if it has none yet, one that is opened, or made
-    with its `first` content.
-    """
+    """The process's environment for a directory; opened, or with `first` made, if there is none."""
     with _lock:
         occupy_standard_streams()
         with named_os_errors(path):
@@ -304,7 +303,7 @@ def _acquire(path: Path, first: Callable[[Transaction], None] | None = None) -> 
                 "instead"
             )
         if environment is not None and not environment.lies_at(path):
-            environment = None  # of a directory that was removed: its inode was given out again
+            environment = None  # the directory was removed, and its inode reused
         if environment is None:
             environment = Environment(path)
             try:
@@ -332,8 +331,8 @@ def _release(environment: Environment) -> None:
 
 
 def _forget_parent() -> None:
-    """In a forked child: close the parent's locks, which the child would otherwise keep alive after
-    it. Its environments are not closed, which would end the parent's reading.
+    """In a forked child: close its copies of the parent's locks, or they would outlive the parent.
+    The environments stay open: closing them would end the parent's reads.
     """
     global _lock
     _lock = threading.Lock()

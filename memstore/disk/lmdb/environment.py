@@ -1,9 +1,9 @@
-"""The LMDB environment of a memory's directory in this process: opening and its checks, the lock
-of the one process that writes, and rewriting the file.
+"""The LMDB environment of a memory's directory in this process: checked opening, the writer lock,
+and rewriting the file.
 
-One environment is shared by all Database objects of a process that name the same directory, and it
-is unusable in a forked child, which cannot open that directory either (a spawned process can, and
-one forked before the directory was opened). Every commit reaches the disk before it returns.
+All Database objects of one directory in a process share an environment. A child forked while it is
+open can neither use it nor open that directory; a spawned process, or one forked earlier, can.
+Every commit reaches the disk before it returns.
 """
 
 import fcntl
@@ -48,8 +48,7 @@ from memstore.errors import MemoryExists, MemoryLocked, MemoryNotFound
 
 T = TypeVar("T")
 
-# of address space, not of memory; the file grows with what is written. A process has 128 TiB for
-# all of its memories.
+# address space, not memory, of which a process has 128 TiB; the file grows with its content
 MAP_BYTES = 1 << 38
 _LEAST_MAP = 1 << 24
 _LOCK_BYTES = 64 * (MAX_READERS + 2)  # of LMDB's lock file
@@ -57,9 +56,9 @@ _FILLED = 16 << 20  # bytes of a transaction that fills a new file
 
 
 def _open_lmdb(path: Path, data: Path, **options: Any) -> Any:
-    """An LMDB environment, mapped so that the file `data` has room to grow fourfold at least,
-    within what this process may have (ulimit -v) and the machine's addresses leave (some processors
-    have 512 GiB). LMDB takes the file's size if that is more. Raises lmdb.Error.
+    """An LMDB environment whose map lets the file `data` grow at least fourfold, within this
+    process's limit (ulimit -v) and the machine's address space (512 GiB on some processors). LMDB
+    uses the file's size if that is larger. Raises lmdb.Error.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     size = max(MAP_BYTES, 4 * data.stat().st_size if data.exists() else 0)
@@ -75,7 +74,7 @@ def _open_lmdb(path: Path, data: Path, **options: Any) -> Any:
 
 
 class WriterLock:
-    """The lock that one process at a time holds to write; counted, so that it nests."""
+    """The lock of the one process that writes; counted, so that it nests."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._pid = path / WRITER, os.getpid()
@@ -85,7 +84,7 @@ class WriterLock:
 
     @contextmanager
     def held(self) -> Iterator[bool]:
-        """Hold the lock once more; yields whether it was not held. Raises MemoryLocked."""
+        """Hold the lock; yields whether this is the outermost hold. Raises MemoryLocked."""
         with self._mutex:
             first = not self._count
             if first:
@@ -94,18 +93,18 @@ class WriterLock:
         try:
             yield first
         finally:
-            if self._pid == os.getpid():  # not in a forked child that leaves the block
+            if self._pid == os.getpid():  # not in a forked child
                 self._release()
 
     def _lock(self) -> int:
-        # Who may only read the memory could hold the lock for ever, if able to open it.
+        # the data file's mode: a user who may only read the memory must not hold the lock
         data = mode_of(self._path.with_name(DATA)) or 0o600
         mode = data & (data & 0o222 | (data & 0o222) << 1)
         with named_os_errors(self._path.parent):
             file = open_regular(self._path, os.O_RDWR | os.O_CREAT, mode)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # For the message that others get; the lock itself ends with its holder.
+            # the process id is only for the message to others; the lock ends with its holder
             os.ftruncate(file, 0)
             with suppress(OSError):
                 os.pwrite(file, b"%d\n" % os.getpid(), 0)
@@ -124,7 +123,7 @@ class WriterLock:
         with self._mutex:
             self._count -= 1
             if not self._count and self.file is not None:
-                file, self.file = self.file, None  # no interrupt has it closed again
+                file, self.file = self.file, None  # an interrupt cannot close it twice
                 os.ftruncate(file, 0)
                 # Unlock before closing: a forked child may still share the file.
                 fcntl.flock(file, fcntl.LOCK_UN)
@@ -132,8 +131,8 @@ class WriterLock:
 
 
 class Environment:
-    """The LMDB environment of one directory in one process, open for writing wherever the directory
-    allows that. Opening and reading never wait for, or hinder, a process that writes.
+    """The LMDB environment of one directory in one process, open for writing if the directory
+    allows it. Opening and reading neither wait for a writing process nor block it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -147,14 +146,14 @@ class Environment:
         self.data_file: int | None = None
         self.page_size = 0
         self.inner: Any = None
-        self.writable = False  # whether the directory allows it
+        self.writable = False  # do the directory's permissions allow writing
         self.rewritten = 0
         self.names_written: dict[str, object] = {}  # documents that this process is writing
         check_local(path)
 
     def open(self, *, create: bool = False) -> None:
-        """Open what is there, or, to make a memory, what is empty. Raises what Database.open or
-        Database.create raises.
+        """Open a memory, or make an empty one. Raises what Database.open or Database.create
+        raises.
         """
         self._open(create=create)
         there = self.inner.stat()["entries"]
@@ -177,11 +176,10 @@ class Environment:
             self.data_file = share(data, create=new)
             if not new:
                 check_file(data, self.data_file)
-            # Without permission to write the lock file (LMDB's readers register in it) a reader
-            # goes without: the pages it reads may be reused under it by a writer, which the
-            # checksums then refuse.
+            # LMDB's readers register in the lock file. A reader that may not write it goes without:
+            # a writer may then reuse pages that it reads, which checksums detect.
             locked = self.writable or os.access(lock, os.W_OK)
-            if locked:  # LMDB maps it: a page that finds no room would end the process
+            if locked:  # LMDB maps it: without disk space a page fault would end the process
                 take_room(lock, _LOCK_BYTES, mode_of(data) or 0o600)
         with named_lmdb_errors(self.path):
             self.inner = _open_lmdb(
@@ -213,14 +211,14 @@ class Environment:
             yield
 
     def lies_at(self, path: Path) -> bool:
-        """Is the open data file the one of the directory `path`? True where none is open."""
-        with self.gate.passed():  # not while another takes its place
+        """Is the open data file the one in the directory `path`? True if none is open."""
+        with self.gate.passed():  # not while the file is replaced
             return self.data_file is None or lies_at(path / DATA, self.data_file)
 
     def gone(self) -> MemoryNotFound:
-        """The error for a directory that is not the one that was opened."""
+        """The error for a directory that is no longer the one that was opened."""
         return MemoryNotFound(
-            f"{self.path} holds the memory no longer: it was removed, moved or replaced while it "
+            f"{self.path} no longer holds the memory: it was removed, moved or replaced while it "
             "was open"
         )
 
@@ -230,7 +228,7 @@ class Environment:
             sweep(self.path / INDEX)
 
     def close(self) -> None:
-        # Forgotten first: after an interrupt that comes while one is closed nobody uses it again.
+        # cleared first, so that nothing is used after an interrupt while it is being closed
         if self.inner is not None:
             inner, self.inner = self.inner, None
             inner.close()
@@ -239,8 +237,8 @@ class Environment:
             os.close(file)
 
     def reopen(self) -> None:
-        """After a failure that leaves LMDB's environment unusable, though not the file, and for a
-        file that has taken its place. Called alone.
+        """Reopen LMDB's environment after a failure that made it unusable, or for a new file.
+        Called with the gate closed to others.
         """
         self.close()
         self._open()
@@ -248,8 +246,8 @@ class Environment:
     # Rewriting the file
 
     def rewrite(self, change: Callable[[Transaction], T], before_switch: Callable[[], None]) -> T:
-        """Put a new file in the place of this one, that holds what `change` leaves and no other
-        byte. Nothing is changed where that fails. Called with the writer lock and the write mutex.
+        """Replace the file by a new one without bytes that `change` deletes; on failure nothing
+        changes. The caller holds the writer lock and the write mutex.
         """
         with named_lmdb_errors(self.path), named_os_errors(self.path), self.gate.alone():
             assert self.data_file is not None
@@ -267,12 +265,12 @@ class Environment:
                 return result
             finally:
                 inner.abort()
-                self.reopen()  # also shares the file again
+                self.reopen()  # also locks the file as shared again
 
 
 def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]], old: Path) -> None:
-    """Put entries of the `old` file, in the order of their keys, into an empty one, which the
-    caller syncs. LMDB's own compacting copies whole pages, with the deleted bytes in them. Raises
+    """Write entries of the `old` file, in the order of their keys, into an empty file, which the
+    caller syncs. LMDB's own compaction would copy whole pages with deleted bytes. Raises
     lmdb.Error.
     """
     size = 0

@@ -1,8 +1,7 @@
-"""Checks of a data file before LMDB (0.9) opens it: is it as long as its meta pages say, and are
-these what was written.
+"""Check a data file before LMDB (0.9) opens it: its length, and its two meta pages.
 
-LMDB keeps no checksum of them, and opens whichever says the greater number. One flipped bit there
-would undo a commit; the record that every commit of ours leaves, with a checksum, tells.
+LMDB has no checksum of meta pages, and uses the one with the greater transaction number, so one
+flipped bit could undo a commit. Every commit of memstore therefore stores a checksummed record.
 """
 
 import os
@@ -20,7 +19,7 @@ from memstore.errors import RESTORE, CorruptMemory, MemoryNotFound
 
 
 def _read_metas(file: int) -> list[Meta]:
-    """The file's two meta pages in their order; fewer where one is none."""
+    """The file's two meta pages in order; fewer if one is invalid."""
     first = read_meta(file, 0)
     second = None if first is None else read_meta(file, first.page_size)
     return [meta for meta in (first, second) if meta is not None]
@@ -35,12 +34,12 @@ def _free_list(file: int, meta: Meta) -> Iterator[Entry]:
 
 
 def check_file(path: Path, file: int) -> None:
-    """Refuse a file that ends before a page in use, which would end the interpreter once mapped,
-    and one whose meta pages are not those of its last two transactions.
+    """Refuse a file that ends before a page in use, which would end the process once mapped, and
+    one whose meta pages are not those of its last two transactions.
 
-    A transaction's number is even on the first page and odd on the second, one apart from the
-    other's, and the same as in the record of the commit that is found from there. Raises
-    CorruptMemory, MemoryNotFound.
+    The transaction number is even on the first page and odd on the second; the two differ by one,
+    and each equals the number in the commit record reached from its page. Raises CorruptMemory,
+    MemoryNotFound.
     """
     if not os.fstat(file).st_size:
         raise MemoryNotFound(
@@ -49,17 +48,17 @@ def check_file(path: Path, file: int) -> None:
     metas = _read_metas(file)
     while (wrong := _what_is_wrong(file, metas)) is not None:
         before, metas = metas, _read_metas(file)
-        if metas == before:  # no other process has committed meanwhile
+        if metas == before:  # no other process has committed concurrently
             raise CorruptMemory(f"{path}: {wrong}; {RESTORE}")
 
 
 def _free_pages(file: int, meta: Meta) -> set[int]:
-    """Numbers of the file's free pages; none if their list is not whole."""
+    """Numbers of the file's free pages; none if their list is damaged."""
     free = set[int]()
     try:
         for entry in _free_list(file, meta):
             value = os.pread(file, entry.place.size, entry.place.offset)
-            # the first number says how many follow
+            # the first number is the count
             free.update(struct.unpack(f"<{len(value) // 8}Q", value)[1:])
     except (ValueError, struct.error):
         return set()
@@ -70,7 +69,7 @@ def _what_is_wrong(file: int, metas: list[Meta]) -> str | None:
     if not metas:
         return "not a memory's data file, or its beginning is damaged"
     meta, size = _newest(metas), os.fstat(file).st_size
-    # Pages at the end that LMDB took and freed in one transaction were never written.
+    # pages at the end that LMDB allocated and freed in one transaction were never written
     lacking = range(size // meta.page_size, meta.last_page + 1)
     if lacking and not _free_pages(file, meta).issuperset(lacking):
         return f"truncated: {size} bytes instead of {(meta.last_page + 1) * meta.page_size}"
@@ -83,10 +82,10 @@ def _what_is_wrong(file: int, metas: list[Meta]) -> str | None:
     if numbers == (0, 0):
         return None  # nothing was committed yet
     if numbers[0] % 2 or not numbers[1] % 2 or abs(numbers[0] - numbers[1]) != 1:
-        return f"its meta pages tell of transactions {numbers[0]} and {numbers[1]}"
+        return f"its meta pages name transactions {numbers[0]} and {numbers[1]}"
     older, newer = sorted(metas, key=lambda meta: meta.transaction)
     if newer.last_page < older.last_page:  # a file only grows
-        return f"its meta pages tell of last pages {older.last_page} and {newer.last_page}"
+        return f"its meta pages name last pages {older.last_page} and {newer.last_page}"
     for meta in (older, newer):
         recorded = _recorded(file, meta)
         if recorded is None and meta is newer:
@@ -97,9 +96,9 @@ def _what_is_wrong(file: int, metas: list[Meta]) -> str | None:
 
 
 def _recorded(file: int, meta: Meta) -> int | None:
-    """The number of the transaction that recorded itself in the state that a meta page leads to; 0
-    before the first; None where the pages that lead there are damaged, which LMDB has to be kept
-    from. No reader follows the older page, whose tables may have been written over.
+    """The transaction number in the commit record reached from a meta page; 0 before the first
+    commit; None where pages on the way are damaged. From the older meta page that is harmless:
+    no reader uses it, and its pages may have been overwritten.
     """
     if not meta.transaction:
         return 0
@@ -111,8 +110,8 @@ def _recorded(file: int, meta: Meta) -> int | None:
 
 
 def is_sound(path: Path) -> bool:
-    """Is every page of keys of a memory's data file, and the beginning of every value, as it must
-    be? LMDB may crash on a damaged one, or spoil what is whole when it writes. Raises OSError.
+    """Are all key pages, and the headers of all values, of a memory's data file valid? On a damaged
+    one LMDB may crash, or damage other data when it writes. Raises OSError.
     """
     file = share(path / DATA, create=False)
     try:
@@ -124,7 +123,7 @@ def is_sound(path: Path) -> bool:
                 deque(chain(*walks), maxlen=0)
                 return True
             except ValueError:
-                if metas == _read_metas(file):  # no other process has committed meanwhile
+                if metas == _read_metas(file):  # no other process has committed concurrently
                     return False
     finally:
         os.close(file)

@@ -1,8 +1,8 @@
-"""Pages of LMDB's data file (0.9), read without LMDB: the two meta pages, the trees of keys, and
-where values lie.
+"""Pages of LMDB's data file (0.9), read without LMDB: the two meta pages, the key trees, and the
+places of values.
 
-LMDB's Python binding touches every page of a value that it finds, one after the other, and LMDB may
-end the process on a damaged page of keys, or where the disk fails. Here such a page is an error.
+LMDB's Python binding touches every page of a value in turn, and LMDB may end the process on a
+damaged key page or a disk error. Here such a page is an error.
 """
 
 import mmap
@@ -16,14 +16,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 _HEADER = 16  # bytes of a page's header
-_PAGE = struct.Struct("<Q2xHHH")  # number, flags, end of the nodes' offsets, begin of the nodes
-_VALUE_PAGE = struct.Struct("<Q2xHI")  # number, flags, pages that the value takes
-_NODE = struct.Struct("<HHHH")  # low and high half of a size or page, flags or more of it, key size
+_PAGE = struct.Struct("<Q2xHHH")  # number, flags, end of the offsets of nodes, start of the nodes
+_VALUE_PAGE = struct.Struct("<Q2xHI")  # number, flags, pages of the value
+# low and middle 16 bits of a size or page, flags or its high 16 bits, key size
+_NODE = struct.Struct("<HHHH")
 _BRANCH, _LEAF, _VALUE, _META_PAGE = 1, 2, 4, 8  # flags of a page
-_OWN_PAGES = 1  # a flag of a node: its value lies on pages of its own
+_OWN_PAGES = 1  # flag of a node: its value is on separate (overflow) pages
 _NO_PAGE = 2**64 - 1  # the root of an empty tree
 _DEEPEST = 32  # levels of a tree
-_ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
+_ASK_BYTES = 1 << 17  # bytes of one hint: the system may truncate longer ones
 
 # flags of the page; magic, version; address, map size; page size, flags and root of the free list;
 # flags and root of the tables; last page, transaction
@@ -33,7 +34,7 @@ _PAGE_SIZES = [1 << power for power in range(9, 17)]
 
 
 class Extent(NamedTuple):
-    """Where a value lies in the data file, in bytes."""
+    """The place of a value in the data file, in bytes."""
 
     offset: int
     size: int
@@ -42,7 +43,7 @@ class Extent(NamedTuple):
 class Meta(NamedTuple):
     """A meta page: the state of the file after one of its last two transactions."""
 
-    constants: tuple[int, ...]  # what both pages have alike
+    constants: tuple[int, ...]  # fields that are equal on both pages
     page_size: int
     free_root: int
     root: int
@@ -51,7 +52,7 @@ class Meta(NamedTuple):
 
 
 def read_meta(file: int, offset: int) -> Meta | None:
-    """The meta page at an offset; None for any other page. Raises OSError."""
+    """The meta page at an offset; None if it is invalid. Raises OSError."""
     page = os.pread(file, _META.size, offset)
     if len(page) < _META.size:
         return None
@@ -65,7 +66,7 @@ def read_meta(file: int, offset: int) -> Meta | None:
 
 
 class Entry(NamedTuple):
-    """A node of a page: a key, and of a leaf where the value lies, of a branch the page below."""
+    """A node of a page: a key, and in a leaf the value's place, in a branch the child page."""
 
     key: bytes
     place: Extent
@@ -73,7 +74,7 @@ class Entry(NamedTuple):
 
 
 class _Page:
-    """A page of keys. Raises ValueError where its header is damaged."""
+    """A key page. Raises ValueError if its header is damaged."""
 
     def __init__(self, data: bytes, number: int) -> None:
         self._data, self.number = data, number
@@ -88,20 +89,20 @@ class _Page:
         return self._data[begin : begin + self._data[offset + 6]]  # no key of ours has 256 bytes
 
     def below(self, key: bytes) -> int:
-        """Of a branch, the page that a key is looked up in. Raises IndexError."""
-        # the first node stands for all keys before the second one's
+        """The child page of a branch for a key. Raises IndexError."""
+        # the first node covers all keys before the second node's
         offset = self.offsets[bisect_right(self.offsets, key, 1, key=self._key) - 1]
         return int.from_bytes(self._data[offset : offset + 6], "little")
 
     def place(self, key: bytes) -> Extent | None:
-        """Of a leaf, where the value of a key lies. Raises ValueError, IndexError."""
+        """The place of a key's value in a leaf. Raises ValueError, IndexError."""
         at = bisect_left(self.offsets, key, key=self._key)
         if at == len(self.offsets) or self._key(self.offsets[at]) != key:
             return None
         return self.entry(at).place
 
     def entry(self, at: int) -> Entry:
-        """An entry by its number. Raises ValueError where it is damaged."""
+        """An entry by its number. Raises ValueError if it is damaged."""
         offset, data = self.offsets[at], self._data
         if self._upper <= offset <= len(data) - _NODE.size:
             low, high, flags, key_size = _NODE.unpack_from(data, offset)
@@ -118,15 +119,15 @@ class _Page:
 
 
 class Tree(NamedTuple):
-    """The keys under a root page of an open file."""
+    """The key tree under a root page of an open file."""
 
     file: int
     page_size: int
     root: int
 
     def find(self, keys: Sequence[bytes]) -> list[Extent | None]:
-        """Where the values of keys lie; None for a key that is not there. What leads through a
-        damaged page, or beyond the end of the file, is not found. Raises OSError.
+        """The places of the values of keys; None for a missing key, and for one behind a damaged
+        page or beyond the end of the file. Raises OSError.
         """
         found: dict[bytes, Extent] = {}
         size = os.fstat(self.file).st_size
@@ -149,11 +150,10 @@ class Tree(NamedTuple):
         return list(map(found.get, keys))
 
     def walk(self, *, numbers: bool = False) -> Iterator[Entry]:
-        """Every entry in the order of the keys. numbers: keys are little-endian, as those of the
-        list of free pages are.
+        """Every entry in the order of the keys. numbers: keys are little-endian, as in the list of
+        free pages.
 
-        Raises ValueError where a page of keys, or the beginning of a value on pages of its own, is
-        damaged; OSError.
+        Raises ValueError for a damaged key page or a damaged header of an overflow value; OSError.
         """
         todo: list[tuple[int, bytes, bytes | None]] = []
         if self.root != _NO_PAGE:
@@ -162,7 +162,7 @@ class Tree(NamedTuple):
         while todo:
             number, low, high = todo.pop()
             if number in seen:
-                raise ValueError(f"page {number} is there twice")
+                raise ValueError(f"page {number} occurs twice")
             seen.add(number)
             page = self._page(number)
             found = [page.entry(at) for at in range(len(page.offsets))]
@@ -173,7 +173,7 @@ class Tree(NamedTuple):
             if not in_order or keys[0] < low or (high is not None and keys[-1] >= high):
                 raise ValueError(f"page {number} has keys out of order")
             if page.kind == _BRANCH:
-                # read at once: LMDB may be led there before this walk is
+                # check the children at once: a concurrent LMDB may reach them before this walk
                 below = [self._page(entry.below).number for entry in found]
                 todo += reversed(list(zip(below, keys, [*keys[1:], high])))
                 continue
@@ -184,14 +184,14 @@ class Tree(NamedTuple):
 
     def _page(self, number: int) -> _Page:
         if number >> 48:
-            raise ValueError(f"no page {number} can be there")
+            raise ValueError(f"page {number} cannot exist")
         data = os.pread(self.file, self.page_size, number * self.page_size)
         if len(data) < self.page_size:
             raise ValueError(f"the file ends before page {number}")
         return _Page(data, number)
 
     def _check_begin(self, place: Extent) -> None:
-        """Is the header before a value on pages of its own right? Raises ValueError."""
+        """Check the header of an overflow value. Raises ValueError."""
         first, needed = place.offset // self.page_size, -(-(_HEADER + place.size) // self.page_size)
         pages = os.fstat(self.file).st_size // self.page_size
         if first <= pages - needed:
@@ -203,8 +203,8 @@ class Tree(NamedTuple):
 
 
 def ask(file: int, pieces: Sequence[Extent]) -> None:
-    """Have the system begin to read pieces of a file into its page cache, in the file's order;
-    neighbours as one.
+    """Ask the system to read pieces of a file into its page cache, in file order, adjacent pieces
+    together.
     """
     if not hasattr(os, "posix_fadvise"):
         return

@@ -1,8 +1,8 @@
-"""What can be read and changed inside one transaction of a memory, and the keys of its tables.
+"""Transactions over a memory's tables, and the keys of the tables.
 
-All tables lie in LMDB's one unnamed database: a key there is the table's byte, then the key in the
-table. Records come last, so that an ingest appends. Keys are big-endian, so that their order is the
-order of ingest and of locality.
+All tables are in LMDB's one unnamed database: a key there is the table's byte, then the key in the
+table. Records are the last table, so that an ingest appends. Keys are big-endian, so that their
+order is the order of ingest.
 """
 
 import errno
@@ -24,23 +24,23 @@ from memstore.errors import CorruptMemory, MemoryLocked, MemstoreError, ReadOnly
 
 _NAMES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
 TABLES = {name: bytes([number]) for number, name in enumerate(_NAMES)}  # the byte of each
-COMMIT = TABLES["meta"] + b"commit"  # the key of the record of a commit
+COMMIT = TABLES["meta"] + b"commit"  # the key of the commit record
 MAX_READERS = 512
-_CHECKSUM = 8  # bytes before a value that has one
+_CHECKSUM = 8  # bytes of the checksum before a checked value
 
 
 class Version(NamedTuple):
-    """Which state of a memory is the last that was committed."""
+    """The last committed state of a memory."""
 
-    file: int  # how often this process has rewritten the file
-    transaction: int  # numbers count from 1 in each
+    file: int  # times that this process has rewritten the file
+    transaction: int  # counted from 1 in each file
 
 
 class Gate:
-    """Transactions pass together; a change of the open file passes alone."""
+    """A shared-exclusive lock: transactions share it; a change of the open file has it alone."""
 
     def __init__(self) -> None:
-        # of C: an interrupt between taking it and what it guards cannot keep it
+        # an RLock in C: an interrupt just after acquiring it cannot leave it locked
         self._changed = threading.Condition(threading.RLock())
         self._inside = 0
         self._shut = False
@@ -78,7 +78,7 @@ class Gate:
 
 @contextmanager
 def named_lmdb_errors(path: Path) -> Iterator[None]:
-    """What LMDB says of the memory in `path`, as errors that say what to do."""
+    """Translate LMDB's errors about the memory in `path` into errors with advice."""
     try:
         yield
     except lmdb.Error as error:
@@ -89,17 +89,17 @@ def _named(path: Path, error: lmdb.Error) -> MemstoreError:
     text = str(error)
     if isinstance(error, lmdb.MapFullError):
         return StorageFull(
-            f"{path} has filled what this process mapped of it; run the command again, which maps "
-            "more and resumes, or raise the limit of address space (ulimit -v)"
+            f"{path} has filled the map of this process; run the command again, which maps more "
+            "and resumes, or raise the limit of address space (ulimit -v)"
         )
     if isinstance(error, lmdb.DiskError) or any(
         os.strerror(code) in text for code in (*NO_SPACE, errno.EIO)
     ):
-        # LMDB reports a short write, which is how a disk fills up, as an input/output error.
+        # LMDB reports a short write, the sign of a full disk, as an input/output error
         return storage_full(path, text)
     if isinstance(error, lmdb.MemoryError):
         return StorageFull(
-            f"{path} could not be mapped ({text}): this process may not have more address space; "
+            f"{path} could not be mapped ({text}): this process has too little address space; "
             "raise the limit (ulimit -v)"
         )
     if isinstance(error, lmdb.ReadonlyError) or any(
@@ -114,7 +114,7 @@ def _named(path: Path, error: lmdb.Error) -> MemstoreError:
 
 
 class ValuePart(NamedTuple):
-    """A part of a value, as it must be."""
+    """A part of a value, with its checksum."""
 
     key: bytes
     start: int
@@ -125,35 +125,31 @@ class ValuePart(NamedTuple):
 class Transaction:
     """A consistent view of all tables and, inside Database.write, one batch of changes to them.
 
-    A memoryview from here lies in the mapped file: it is dead once its transaction ends and, in a
-    writing one, after the next change. Copy what is to be kept. A dead view may silently show
-    another record's bytes.
+    A memoryview of a value points into the mapped file. It becomes invalid when its transaction
+    ends and, in a write transaction, with the next change, and may then show another record's
+    bytes without an error: copy what is kept.
     """
 
     def __init__(self, inner: Any, path: Path, tree: Tree | None) -> None:
-        """Use Database.read or Database.write. path: the memory's directory; tree: its tables in
-        the file; None in a writing transaction, whose pages are not in the file yet.
+        """Use Database.read or Database.write. path: the memory's directory; tree: its key tree;
+        None in a write transaction, whose pages are not in the file yet.
         """
         self.inner, self._path, self._tree = inner, path, tree
-        self._last: bytes | None = None  # the greatest key, at least
+        self._last: bytes | None = None  # an upper bound of the keys
 
     @property
     def file(self) -> int:
-        """The data file, to read an Extent from while the transaction lasts."""
+        """The data file, for reading an Extent during the transaction."""
         assert self._tree is not None
         return self._tree.file
 
     def view(self, table: str, key: bytes) -> memoryview | None:
-        """A value where it lies, or None. Its pages are read from disk if need be, without the
-        interpreter's lock.
-        """
+        """A view of a value, or None. Pages are read from disk if needed, without the GIL."""
         value: memoryview | None = self.inner.get(TABLES[table] + key)
         return value
 
     def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[memoryview] | None:
-        """Views of parts of values, without a copy and checked; None if one is missing or
-        damaged.
-        """
+        """Checked views of parts of values; None if one is missing or damaged."""
         get, begin, found = self.inner.get, TABLES[table], list[memoryview]()
         for key, start, length, digest in wanted:
             value: memoryview | None = get(begin + key)
@@ -164,8 +160,8 @@ class Transaction:
         return found
 
     def extents_of(self, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
-        """Where values lie in the data file, told without reading them; None where there is none.
-        Not in a writing transaction. Raises CorruptMemory.
+        """The places of values in the data file, without reading them; None for missing ones. Not
+        in a write transaction. Raises CorruptMemory.
         """
         assert self._tree is not None
         try:
@@ -176,18 +172,18 @@ class Transaction:
             ) from error
 
     def put(self, table: str, key: bytes, value: bytes | memoryview) -> None:
-        """Write a value, new or in place of another."""
+        """Write a value, replacing an existing one."""
         key = TABLES[table] + key
         if self._last is None:
             with self.inner.cursor() as cursor:
                 self._last = bytes(cursor.key()) if cursor.last() else b""
-        append = key > self._last  # fills pages whole instead of splitting them in half
+        append = key > self._last  # appending fills pages instead of splitting them in half
         self.inner.put(key, value, append=append)
         if append:
             self._last = key
 
     def delete(self, table: str, key: bytes) -> int:
-        """Delete a value; return its bytes, 0 where there was none."""
+        """Delete a value; return its bytes, 0 if there was none."""
         value = self.view(table, key)
         if value is None:
             return 0
@@ -196,7 +192,7 @@ class Transaction:
         return size
 
     def delete_range(self, table: str, start: bytes, end: bytes | None) -> None:
-        """Delete the values from key `start` to before `end`."""
+        """Delete the values from key `start` to `end` (exclusive)."""
         start, end = _within(table, start, end)
         with self.inner.cursor() as cursor:
             there = cursor.set_range(start)
@@ -207,8 +203,8 @@ class Transaction:
     def scan(
         self, table: str, start: bytes = b"", end: bytes | None = None
     ) -> Iterator[tuple[bytes, memoryview]]:
-        """Keys and views of values from key `start` to before `end`, in order. Change nothing while
-        it runs.
+        """Keys and views of values from key `start` to `end` (exclusive), in order. Change nothing
+        while iterating.
         """
         start, end = _within(table, start, end)
         for key, value in self.entries(start):
@@ -217,19 +213,19 @@ class Transaction:
             yield key[1:], value
 
     def entries(self, start: bytes = b"") -> Iterator[tuple[bytes, memoryview]]:
-        """Keys with their table's byte, and views of values, of all tables in order."""
+        """Keys, with their table's byte, and views of values of all tables, in order."""
         with self.inner.cursor() as cursor:
             if not (cursor.set_range(start) if start else cursor.first()):
                 return
             for key, value in cursor.iternext():
                 key = bytes(key)
-                if key < start:  # a damaged tree may go round in circles
+                if key < start:  # a damaged tree may be circular
                     raise CorruptMemory(f"{self._path}: its keys are out of order; run verify")
                 yield key, value
                 start = key + b"\0"
 
     def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
-        """The greatest key that is not after `key`, or None."""
+        """The greatest key at or before `key`, or None."""
         begin = TABLES[table]
         with self.inner.cursor() as cursor:
             if cursor.set_range(begin + key) and bytes(cursor.key()) == begin + key:
@@ -238,11 +234,11 @@ class Transaction:
             found = bytes(cursor.key()) if there else b""
         return found[1:] if found[:1] == begin else None
 
-    # Checked values: a checksum over table, key and value stands before the value, so that neither
-    # an altered value nor one that turns up under another key is ever used.
+    # Checked values: a checksum over table, key and value precedes the value, so that neither an
+    # altered value nor one under a wrong key is used.
 
     def put_checked(self, table: str, key: bytes, value: bytes) -> None:
-        """Write a value with a checksum before it."""
+        """Write a value with its checksum."""
         self.put(table, key, digest(table, key, value) + value)
 
     def get_checked(self, table: str, key: bytes) -> bytes | None:
@@ -253,9 +249,7 @@ class Transaction:
     def scan_checked(
         self, table: str, start: bytes = b"", end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and copies of values that put_checked wrote, as scan gives them. Raises
-        CorruptMemory.
-        """
+        """As `scan`, with copies of values that put_checked wrote. Raises CorruptMemory."""
         for key, view in self.scan(table, start, end):
             yield key, self._checked(table, key, view)
 
@@ -270,26 +264,26 @@ class Transaction:
 
 
 def _within(table: str, start: bytes, end: bytes | None) -> tuple[bytes, bytes]:
-    """A range of a table's keys, with its byte; None: to the end of the table."""
+    """A range of keys of a table, with the table's byte; end None: to the end of the table."""
     begin = TABLES[table]
     return begin + start, bytes([begin[0] + 1]) if end is None else begin + end
 
 
 def digest(table: str, key: bytes, value: bytes) -> bytes:
-    """The checksum that stands before a checked value."""
+    """The checksum of a checked value."""
     return xxh3_64_intdigest(value, xxh3_64_intdigest(key, len(table))).to_bytes(8, "little")
 
 
 def commit_record(transaction: int) -> bytes:
-    """The value that the commit of a transaction of this number stores, so that a lost commit is
-    noticed; with a checksum.
+    """The checksummed value that a commit stores, with its transaction number, so that a lost
+    commit is noticed.
     """
     value = transaction.to_bytes(8, "little")
     return digest("meta", COMMIT, value) + value
 
 
 def read_commit_record(record: bytes) -> int | None:
-    """The number in a record of a commit; None for a damaged record."""
+    """The transaction number of a commit record; None for a damaged record."""
     value = record[_CHECKSUM:]
     right = digest("meta", COMMIT, value) == record[:_CHECKSUM]
     return int.from_bytes(value, "little") if right else None
@@ -303,7 +297,7 @@ _U64, _BLOCK, _RUN, _TOKENS = (
     struct.Struct(">QHI"),
     struct.Struct(">QQ"),
 )
-Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
+Range = tuple[bytes, bytes | None]  # first key, and end key (exclusive; None: the table's end)
 
 
 def number_key(number: int) -> bytes:
@@ -312,21 +306,21 @@ def number_key(number: int) -> bytes:
 
 
 def tokens_key(document: int, first: int) -> bytes:
-    """Key of the part of a document's tokens that begins with token `first`; of a document of
-    passages, with block `first`.
+    """Key of the part of a document's text that begins with token `first`; with block `first` for a
+    document of passages.
     """
     return _TOKENS.pack(document, first)
 
 
 def run_key(document: int, part: int, first_block: int) -> bytes:
-    """Key of a run of what blocks are found by; part: the layer of landmark keys, or the kind of
-    a selector's runs.
+    """Key of a run of search data; part: the layer of landmark keys, or the kind of a selector's
+    data.
     """
     return _RUN.pack(document, part, first_block)
 
 
 def read_run_key(key: bytes) -> tuple[int, int, int]:
-    """Document, part and first block of such a key. Raises CorruptMemory for another's."""
+    """Document, part and first block of a run's key. Raises CorruptMemory for an invalid key."""
     document, part, first_block = _unpack_key(_RUN, key)
     return document, part, first_block
 
@@ -342,19 +336,19 @@ def record_key(key: RecordKey) -> bytes:
 
 
 def _unpack_key(form: struct.Struct, key: bytes) -> tuple[Any, ...]:
-    """The parts of a key. Raises CorruptMemory: keys are under no checksum of their own."""
+    """The parts of a key. Raises CorruptMemory, since keys have no checksum."""
     if len(key) != form.size:
         raise CorruptMemory(
             f"a key of {len(key)} bytes instead of {form.size} ({key[:32].hex()}); run verify"
         )
     parts = form.unpack(key)
     if parts[0] >> 62:
-        raise CorruptMemory(f"a key of number {parts[0]}, which is never given out; run verify")
+        raise CorruptMemory(f"a key has the invalid number {parts[0]}; run verify")
     return parts
 
 
 def read_number_key(key: bytes) -> int:
-    """The number of such a key. Raises CorruptMemory for another's."""
+    """The number of a row's key. Raises CorruptMemory for an invalid key."""
     number: int = _unpack_key(_U64, key)[0]
     return number
 

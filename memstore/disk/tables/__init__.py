@@ -1,1 +1,1 @@
-"""The tables of a memory: documents, blocks, passages, and what they are found by."""
+"""The tables of a memory: documents, texts, passages, search data, records."""

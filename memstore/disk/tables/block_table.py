@@ -1,19 +1,17 @@
-"""The table of records: the blocks of a memory's documents, encoded. A record holds all KV heads of
-one layer of a block.
+"""The table of records: encoded blocks of documents. A record holds all KV heads of one layer of a
+block.
 
 A record is, in little-endian order,
 
     magic "mR", format (u8), codec (u8), valid content tokens (u32), digest of the memory's
         signature (16 bytes)
-    id of the write that made it, or digest of the passage (16 bytes), block (u32; of a passage 0),
-        layer (u16)
-    of each head: bytes of its payload (u32), then of each head: XXH3-64 of it
-    XXH3-64 of all that stands before
-    payload: one encoded unit a head (see memstore.disk.format.codec), in order of heads
+    write id, or digest of the passage (16 bytes), block (u32; 0 for a passage), layer (u16)
+    for each head: bytes of its payload (u32); then for each head: XXH3-64 of its payload
+    XXH3-64 of all bytes so far
+    payload: one encoded unit for each head (memstore.disk.format.codec), in order of heads
 
-so that one head is checked and decoded without touching the others, and it is known for what it is
-wherever it is found: what another write made, another block or another model's is refused. The
-document's number is not in it, since an import gives a document another one.
+so that a head is checked and decoded without the others, and a record of another write, block or
+model is refused. It does not contain the document's number, which changes with an import.
 """
 
 import struct
@@ -36,7 +34,7 @@ RECORD_FORMAT = 4
 _MAGIC = b"mR"
 _FIXED = struct.Struct("<2sBBI16s16sIH")
 _DIGEST = 8
-_CODECS = {"raw": 0, "zstd": 1, "int8": 2}  # numbers in headers; none gets another meaning
+_CODECS = {"raw": 0, "zstd": 1, "int8": 2}  # numbers in headers, which never change
 _CODEC_NAMES = {number: name for name, number in _CODECS.items()}
 
 
@@ -46,11 +44,9 @@ def is_finite(bits: np.ndarray, dtype: str) -> bool:
 
 
 class Header(NamedTuple):
-    """What a record says of itself, checked. Of head h: offsets[h] in the payload, sizes[h] in
-    bytes, digests[h].
-    """
+    """A checked header. Head h: offsets[h] in the payload, sizes[h] bytes, digests[h]."""
 
-    start: int  # where the payload begins in the record
+    start: int  # offset of the payload in the record
     codec: str
     length: int  # valid content tokens
     offsets: Sequence[int]
@@ -59,20 +55,20 @@ class Header(NamedTuple):
 
 
 def damaged(key: RecordKey, what: str) -> CorruptBlock:
-    """The error for a record that is not as it was written."""
+    """The error for a damaged record."""
     return CorruptBlock(
         f"{key} is damaged ({what}); run verify, or forget the document and ingest it again"
     )
 
 
 class BlockTable:
-    """The records of one memory. A record's `write` is the id of the write that made it
-    (Catalog.write_of), or the digest of a passage. May be used by several threads.
+    """The records of one memory. A record's `write` is its write id (Catalog.write_of), or the
+    digest of a passage. Safe for several threads.
     """
 
     def __init__(self, signature: Signature, codec: str) -> None:
-        """codec: of the records encoded from now on; records say how they are encoded, so a memory
-        may hold records of several. Raises InvalidConfig.
+        """codec: for new records; each record names its codec, so a memory may have records of
+        several. Raises InvalidConfig.
         """
         self.geometry, self.signature = signature.geometry, signature.digest
         self.codec = get_codec(codec).name
@@ -86,11 +82,11 @@ class BlockTable:
     def encode(
         self, first: RecordKey, k: np.ndarray, v: np.ndarray, lengths: Sequence[int], write: WriteId
     ) -> list[bytes]:
-        """The records of consecutive blocks of one layer, by the write that makes them.
+        """The records of consecutive blocks of one layer.
 
         k, v: raw bits [n, num_kv_heads, block_size, head_dim], K rotated by the offset inside the
-        block only; lengths: valid content tokens of each, 1 to block_size, whose rows alone are
-        stored.
+        block only; lengths: valid content tokens of each block, 1 to block_size; only their rows
+        are stored. write: the write id.
         """
         records = list[bytes]()
         for length, alike in groupby(lengths):
@@ -102,8 +98,8 @@ class BlockTable:
         return records
 
     def encode_passage(self, k: np.ndarray, v: np.ndarray, digest: bytes, codec: str) -> bytes:
-        """The record of a passage, whose number is not in it. k, v: raw bits [tokens, head_dim];
-        digest: its own, which is of this codec.
+        """The record of a passage, which does not contain its number. k, v: raw bits [tokens,
+        head_dim]; digest: the passage's, for this codec.
         """
         (payloads,) = self._payloads(k[None, None], v[None, None], codec, len(k))
         return self._pack(RecordKey(0, 0, 0), digest, codec, len(k), payloads)
@@ -111,9 +107,7 @@ class BlockTable:
     def _payloads(
         self, k: np.ndarray, v: np.ndarray, codec: str, length: int
     ) -> Iterator[Sequence[Payload]]:
-        """The encoded heads of blocks of one length, raw bits [n, num_kv_heads, length, head_dim],
-        block by block.
-        """
+        """The encoded heads of each block; k, v: raw bits [n, num_kv_heads, length, head_dim]."""
         heads, size, dim = self.geometry.shape
         assert k.shape == v.shape == (len(k), heads, length, dim) and 1 <= length <= size, k.shape
         assert k.itemsize == self.geometry.itemsize, k.dtype
@@ -136,8 +130,8 @@ class BlockTable:
         return b"".join((header, xxh3_64_digest(header), *payloads))
 
     def raw_header(self, key: RecordKey, write: WriteId, digests: bytes) -> bytes:
-        """The header of a full block in codec raw, whose heads have these checksums, concatenated.
-        Key, write and checksums determine it, so comparing bytes identifies the record.
+        """The header of a full block in codec raw; digests: the concatenated checksums of its
+        heads. Key, write and checksums determine it, so comparing bytes identifies the record.
         """
         header = self._fixed("raw", self.geometry.block_size, key, write)
         header += self._raw_sizes + digests
@@ -150,8 +144,8 @@ class BlockTable:
     # Decoding
 
     def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
-        """The header of the record that `write` made under this key. Raises CorruptBlock for
-        another's, and for what is not a record.
+        """The header of a record. Raises CorruptBlock for a record of another key or write, and for
+        other bytes.
         """
         start, heads = self.header_bytes, self.geometry.num_kv_heads
         if len(record) < start:
@@ -182,9 +176,7 @@ class BlockTable:
         kv: tuple[np.ndarray, np.ndarray],
     ) -> None:
         """Check and decode one head of a record into kv, contiguous [block_size, head_dim] of raw
-        bits.
-
-        What they hold is its bits or, with an error raised, nothing of use. Raises CorruptBlock.
+        bits. Raises CorruptBlock; kv then holds arbitrary values.
         """
         payload = self._payload(record, key, header, head)
         try:
@@ -196,7 +188,7 @@ class BlockTable:
         self, record: bytes | memoryview, key: RecordKey, write: WriteId
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """Raw bits of K and V [num_kv_heads, block_size, head_dim], and the valid content tokens.
-        Raises CorruptBlock for a record that is altered, truncated or not the one asked for.
+        Raises CorruptBlock for a record that is altered, truncated or of another key or write.
         """
         record = memoryview(record)
         header = self.header(record, key, write)
@@ -216,7 +208,7 @@ class BlockTable:
         return header.length
 
     def check_numbers(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> None:
-        """Does a record decode to finite numbers? Raises CorruptBlock."""
+        """Raises CorruptBlock for a record that decodes to numbers that are not finite."""
         with np.errstate(all="ignore"):
             k, v, _ = self.decode(record, key, write)
         if not (is_finite(k, self.geometry.dtype) and is_finite(v, self.geometry.dtype)):
@@ -240,8 +232,8 @@ class BlockTable:
     def walk(
         self, txn: Transaction, document: int, first: int = 0
     ) -> Iterator[tuple[RecordKey, memoryview]]:
-        """A document's records from block `first` on, in order of block and layer, as they lie in
-        the file: dead once the transaction ends, or writes.
+        """A document's records from block `first` on, in order of block and layer; views that
+        become invalid when the transaction ends or writes.
         """
         for key, view in txn.scan("blocks", *record_range(document, first=first)):
             yield read_record_key(key), view
@@ -253,11 +245,10 @@ class BlockTable:
     def delete_layers(
         self, txn: Transaction, document: int, layers: Collection[int], first: int, end: int
     ) -> int:
-        """Delete the records of some layers of blocks `first` to `end` (exclusive); return the
-        bytes that were freed.
+        """Delete the records of these layers of blocks `first` to `end` (exclusive); return the
+        freed bytes.
 
-        For layers without memory, of which only the latest blocks are kept. Records already gone
-        are passed over.
+        For layers without memory, which keep only the latest blocks. Missing records are ignored.
         """
         return sum(
             txn.delete("blocks", record_key(RecordKey(document, block, layer)))

@@ -1,7 +1,6 @@
-"""The tables beside the blocks: the memory's signature, its documents and their states, tokens, and
-landmark keys.
+"""All tables of a memory as one object, and its own: the memory's description and its documents.
 
-Every method takes the transaction it works in, so that what belongs together is committed together.
+Every method takes a transaction, so that related changes are committed together.
 """
 
 import os
@@ -44,33 +43,32 @@ from memstore.errors import (
 )
 
 FORMAT = 11
-_MOST_KNOWN = 4096  # rows, and writes, that are remembered
-_CHANGES = b"changes"  # in the table `meta`
-_KEPT = 200  # changes that are told; more would not lie in the page itself
+_MOST_KNOWN = 4096  # cached rows, and cached write ids
+_CHANGES = b"changes"  # key in the table `meta`
+_KEPT = 200  # stored changes; a longer value would not fit into its leaf page
 
 
 class Description(msgspec.Struct):
-    """What a memory says of itself."""
+    """The row that describes a memory."""
 
     format: Positive
     signature: dict[str, Any]
     codec: str
     created: Amount
-    selector: IndexSpec | None  # what its selector keeps, if it has one
+    selector: IndexSpec | None  # the search data of its selector, if it has one
 
 
 class Changes(NamedTuple):
-    """Which documents' rows changed last: kept with the rows, in the same transactions, so that who
-    has seen the rows before reads only those that are others now. Where it is damaged, or missing,
-    all rows are read.
+    """The latest changes of documents' rows, written in the same transactions, so that a process
+    reads only the rows that changed since its last look. If damaged or missing, all rows are read.
     """
 
-    series: bytes  # 8 random bytes; other ones where counting had to begin anew
+    series: bytes  # 8 random bytes, drawn again when counting restarts
     last: Count  # number of the last change, 0 before the first
-    documents: tuple[Count, ...] = ()  # whose rows were changed, the latest changes' last
+    documents: tuple[Count, ...] = ()  # ids of changed rows, the latest last
 
     def since(self, seen: "Changes | None") -> set[int] | None:
-        """The documents whose rows changed since; None where that is no longer, or not, known."""
+        """The documents whose rows changed since `seen`; None if unknown."""
         if seen is None or not seen.last or seen.series != self.series:
             return None
         missed = self.last - seen.last
@@ -80,19 +78,19 @@ class Changes(NamedTuple):
 
 
 class StoredAt(NamedTuple):
-    """Where records of a block lie, or would."""
+    """The place of a block's records, stored or not."""
 
     number: int
     block: int
     stored: bool = True
-    digest: Digest = b""  # of a passage
+    digest: Digest = b""  # digest of a passage
 
 
 class Catalog:
     """The tables of one memory, over its database.
 
-    source: what its blocks are read from where that is not the database (memstore.share); its
-    landmark keys are then read when they are first searched.
+    source: the tier that reads blocks of a published memory (memstore.share), whose landmark keys
+    are loaded by their first search; None for a directory.
     """
 
     source: Any = None
@@ -116,17 +114,17 @@ class Catalog:
             known = typed(row, Description)
             self.signature = Signature.from_dict(known.signature)
             self.blocks = BlockTable(self.signature, known.codec)
-            self.codec = self.blocks.codec  # of blocks that are stored from now on
+            self.codec = self.blocks.codec  # for new blocks
             self.passages = PassageTable(self.blocks)
         except (ValueError, InvalidConfig) as error:
             raise CorruptMemory(
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
             ) from error
-        self.index_spec = known.selector  # what it keeps; None for a memory without one
+        self.index_spec = known.selector  # None for a memory without a selector
         self.runs = RunTable(self.signature.geometry, known.selector)
         self.texts = TextTable(self.signature.block_size)
-        self._writes: dict[int, WriteId] = {}  # of documents, by number: they never change
-        self._rows: dict[int, tuple[bytes, Document]] = {}  # by number, with their bytes
+        self._writes: dict[int, WriteId] = {}  # write ids by document, which never change
+        self._rows: dict[int, tuple[bytes, Document]] = {}  # by number: encoded and decoded row
 
     @classmethod
     def create(
@@ -140,9 +138,8 @@ class Catalog:
         """Make a new memory in `path` (a directory that is absent or empty) and open it for
         writing.
 
-        selector: what blocks are found by; None for landmark keys of the model's own layers. All or
-        nothing: killed at any point, the directory holds a whole memory or none, and creating can
-        be tried again.
+        selector: the data that a selector searches; None for landmark keys of the model's own
+        layers. A kill at any point leaves a whole memory or none, and creating can be tried again.
 
         Raises MemoryExists, InvalidInput (not an empty directory; a network file system),
         InvalidConfig (codec), ReadOnlyMemory, StorageFull, MemoryLocked.
@@ -182,40 +179,40 @@ class Catalog:
 
     @property
     def manifest(self) -> int | None:
-        """The number of the manifest that a published memory is read by; None for a directory."""
+        """The manifest's number of a published memory; None for a directory."""
         return None
 
     # Documents
 
     def new_number(self, txn: Transaction) -> int:
-        """A number for a document or passage, never given out before (unless the transaction is not
-        committed). Raises CorruptMemory.
+        """A new number for a document or passage, never used before by a committed transaction.
+        Raises CorruptMemory.
         """
         number = self.next_number(txn)
         txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
         return number
 
     def next_number(self, txn: Transaction) -> int:
-        """The number that the next document or passage gets. Raises CorruptMemory."""
+        """The number of the next document or passage. Raises CorruptMemory."""
         value = txn.get_checked("meta", b"next_document")
         return self._unpack(value, Count, "its count of documents")
 
     def documents(self, txn: Transaction) -> list[Document]:
-        """Every document's row, whatever its state, in order of id."""
+        """All documents' rows, in every state, in order of id."""
         return [
             self._document(read_number_key(key), value)
             for key, value in txn.scan_checked("documents", number_key(1))
         ]
 
     def changes(self, txn: Transaction) -> Changes:
-        """Whose rows changed last."""
+        """The latest changes of rows."""
         try:
             return unpack(txn.get_checked("meta", _CHANGES) or b"", Changes)
         except (CorruptMemory, ValueError):
             return Changes(os.urandom(8), 0)
 
     def _note_change(self, txn: Transaction, document: int) -> None:
-        """A document's row is written or deleted in this transaction."""
+        """Record that this transaction writes or deletes a document's row."""
         series, last, before = self.changes(txn)
         value = (series, last + 1, (*before, document)[-_KEPT:])
         txn.put_checked("meta", _CHANGES, msgpack.packb(value))
@@ -233,27 +230,27 @@ class Catalog:
         if value is None:
             return None
         known = self._rows.get(document)
-        if known is None or known[0] != value:  # a row is not decoded for every question
+        if known is None or known[0] != value:  # decode a row only when it changed
             if len(self._rows) >= _MOST_KNOWN:
                 self._rows.clear()
             known = self._rows[document] = value, self._document(document, value)
         return known[1]
 
     def put_document(self, txn: Transaction, document: Document) -> None:
-        """Write a document's row, new or changed."""
+        """Write a document's new or changed row."""
         row = asdict(document)
         txn.put_checked("documents", number_key(row.pop("id")), msgpack.packb(row))
         self._note_change(txn, document.id)
 
     def write_of(self, txn: Transaction, number: int) -> WriteId:
-        """By what the records of a document, or of a passage, are known. Raises DocumentNotFound,
-        MissingBlock (a passage of which no records are stored).
+        """The write id of a document's records, or the digest of a passage. Raises
+        DocumentNotFound, MissingBlock (a passage without stored records).
         """
         if number > 0 and txn.view("documents", number_key(number)) is not None:
             write = self._writes.get(number)
-            if write is None:  # a row is not read at every batch
+            if write is None:  # read a row once, not at every batch
                 if len(self._writes) >= _MOST_KNOWN:
-                    self._writes.clear()  # of documents that are gone, too
+                    self._writes.clear()  # also drops deleted documents
                 write = self._writes[number] = self.document(txn, number).write
             return write
         passage = self.passages.row(txn, number) if number > 0 else None
@@ -267,7 +264,7 @@ class Catalog:
         """Delete a document's blocks, landmark keys, tokens and row, and its references to
         passages.
         """
-        with suppress(CorruptMemory):  # references that cannot be told are counted by a repair
+        with suppress(CorruptMemory):  # a repair recounts references that cannot be read
             row = self.row(txn, document)
             if row is not None and row.of_passages:
                 for _, digest in list(self.digests_of(txn, row)):
@@ -280,21 +277,21 @@ class Catalog:
     # Passages
 
     def digests(self, document: Document, passages: Iterable[Passage]) -> list[Digest]:
-        """By what passages of a document are known."""
+        """The digests of passages of a document."""
         signature = self.signature.digest
         return [digest_of(signature, document.codec, passage.ids) for passage in passages]
 
     def refer(
         self, txn: Transaction, document: Document, first_block: int, digests: Sequence[Digest]
     ) -> list[StoredPassage]:
-        """Count a document's references to passages, from its block `first_block` on."""
+        """Count a document's references to the passages of its blocks from `first_block` on."""
         return self.passages.refer(txn, document.id, first_block, digests, self.new_number)
 
     def passages_of(
         self, txn: Transaction, document: Document, first: int = 0
     ) -> Iterator[tuple[int, StoredPassage]]:
-        """The blocks of a document of passages from `first` on, with the stored row of each
-        passage. Raises CorruptMemory where a row is missing.
+        """(block, row of its passage) of a document of passages, from block `first` on. Raises
+        CorruptMemory for a missing row.
         """
         for block, digest in self.digests_of(txn, document, first):
             row = self.passages.find(txn, digest)
@@ -303,9 +300,7 @@ class Catalog:
             yield block, row
 
     def record_bytes(self, txn: Transaction, document: Document) -> int:
-        """Of the records that a document has, or whose passages it refers to. Raises
-        CorruptMemory.
-        """
+        """Bytes of a document's records, or of those of its passages. Raises CorruptMemory."""
         if document.of_passages:
             return sum(passage.bytes for _, passage in self.passages_of(txn, document))
         return sum(len(data) for _, data in self.blocks.walk(txn, document.id))
@@ -313,8 +308,8 @@ class Catalog:
     def digests_of(
         self, txn: Transaction, document: Document, first: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, Digest]]:
-        """The blocks of a document of passages from `first` on, before `end`, and by what each is
-        known. Raises CorruptMemory.
+        """(block, digest of its passage) for blocks `first` to `end` (exclusive) of a document of
+        passages. Raises CorruptMemory.
         """
         signature, codec = self.signature.digest, document.codec
         for part in self.texts.passage_parts(txn, document.id, first, end):
@@ -323,15 +318,15 @@ class Catalog:
                     yield block, digest_of(signature, codec, passage.ids)
 
     def counts(self) -> PassageCounts:
-        """Its passages, counted. Raises CorruptMemory."""
+        """Counts of its passages. Raises CorruptMemory."""
         with self.database.read() as txn:
             return self.passages.counts(txn)
 
     def stored_at(
         self, txn: Transaction, places: Sequence[tuple[int, int]]
     ) -> list[StoredAt | None]:
-        """Where records lie, of blocks (document, block): those of a passage under its own number;
-        None for a passage without a row. Raises DocumentNotFound, CorruptMemory.
+        """The places of records of (document, block): a passage's records have the passage's
+        number; None for a passage without a row. Raises DocumentNotFound, CorruptMemory.
         """
         rows: dict[int, Document] = {}
         found: list[StoredAt | None] = []
@@ -351,20 +346,18 @@ class Catalog:
     def _passage_at(
         self, txn: Transaction, digest: Digest, document: int, block: int
     ) -> StoredAt | None:
-        """Where the records of the passage in a block are, or would be."""
+        """The place of the records of the passage in a block."""
         try:
             row = self.passages.find(txn, digest)
-        except CorruptMemory:  # its tokens say all that there is to it
+        except CorruptMemory:  # the passage can be computed from its tokens
             return None
         return None if row is None else StoredAt(row.number, 0, row.bytes > 0, digest)
 
     def share(self, digest: Digest, codec: str, k: Any, v: Any) -> None:
-        """Share a computed passage with other readers: a directory has none."""
+        """Share a computed passage with other readers; does nothing for a directory."""
 
     def bring(self, txn: Transaction, documents: Sequence[int], table: str) -> None:
-        """These documents' values of a table are read next. What lies in a file is read when it
-        comes to that.
-        """
+        """Prefetch these documents' values of a table; does nothing for a directory."""
 
     def _description(self, txn: Transaction) -> dict[str, Any]:
         value = txn.get_checked("meta", b"memory")

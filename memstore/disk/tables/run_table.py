@@ -1,5 +1,5 @@
-"""What a memory finds its blocks by: runs of landmark keys, a part for each layer, or of what its
-selector keeps, a part for each kind.
+"""The table of search data: runs of landmark keys, one part for each layer, or of a selector's
+data, one part for each kind.
 
 A value is, in little-endian order, a header of the kind (u8), a digest of the landmarks' geometry
 or of the selector (16 bytes), blocks (u32) and rows (u32); the rows of each block (u32); then the
@@ -22,26 +22,26 @@ from memstore.disk.lmdb.transaction import Transaction, ValuePart, read_run_key,
 from memstore.errors import CorruptMemory
 
 _TABLE = "landmarks"
-_SELECTED: tuple[Kind, ...] = ("token", "words")  # by part
-_NUMBERS: tuple[Kind, ...] = ("landmark", *_SELECTED)  # in headers
+_SELECTED: tuple[Kind, ...] = ("token", "words")  # kinds of a selector, by part
+_NUMBERS: tuple[Kind, ...] = ("landmark", *_SELECTED)  # kinds by their number in headers
 _HEADER = struct.Struct("<B16sII")
 
 
 class RunTable:
-    """The runs of one memory, of one selector or of landmark keys."""
+    """The runs of one memory: of landmark keys or of one selector."""
 
     def __init__(self, geometry: Geometry, spec: IndexSpec | None = None) -> None:
-        """spec: None: landmark keys of layers."""
+        """spec: of the selector; None for landmark keys of layers."""
         self.geometry, self.spec = geometry, spec
 
     def parts(self, layers: Iterable[int]) -> dict[int, Kind]:
-        """Of a document that has these layers, the parts of its runs, in order."""
+        """part -> kind for a document with these layers, in order."""
         if self.spec is None:
             return dict.fromkeys(layers, "landmark")
         return {self.part(kind): kind for kind in kinds_of(self.spec)}
 
     def part(self, kind: Kind) -> int:
-        """The part of a kind that a selector keeps."""
+        """The part of a selector's kind."""
         return _SELECTED.index(kind)
 
     def kind(self, part: int) -> Kind:
@@ -59,8 +59,8 @@ class RunTable:
         )
 
     def decode(self, part: int, first_block: int, value: bytes) -> Run:
-        """The run of a part whose value this is; the numbers lie in the value. Raises ValueError
-        for a value that is no such run.
+        """The run of a value, whose arrays are views of it. Raises ValueError for an invalid value
+        or one of another part.
         """
         kind = self.kind(part)
         if len(value) < _HEADER.size:
@@ -96,7 +96,7 @@ class RunTable:
         return [np.dtype("<u4"), np.dtype("<u2")]
 
     def _identity(self, kind: Kind) -> tuple[int, bytes]:
-        """The number of a kind, and a digest of all that its numbers depend on."""
+        """The number of a kind, and the digest in its headers."""
         geometry, spec = self.geometry, self.spec
         of = f"{geometry.dtype} {geometry.num_kv_heads} {geometry.head_dim}"
         if kind != "landmark" and spec is not None:
@@ -106,13 +106,13 @@ class RunTable:
     # Runs of a document
 
     def put(self, txn: Transaction, document: int, part: int, run: Run) -> None:
-        """Write a run, in place of the one that begins with the same block."""
+        """Write a run, replacing the one that begins with the same block."""
         self.put_value(txn, document, part, run.first_block, self.encode(run))
 
     def put_value(
         self, txn: Transaction, document: int, part: int, first_block: int, value: bytes
     ) -> None:
-        """The same, of one that is encoded."""
+        """As `put`, for an encoded run."""
         txn.put_checked(_TABLE, run_key(document, part, first_block), value)
 
     def run(self, txn: Transaction, document: int, part: int, first_block: int) -> Run | None:
@@ -145,11 +145,11 @@ class RunTable:
         lengths: np.ndarray,
         digests: np.ndarray,
     ) -> np.ndarray | None:
-        """Token landmarks int8 [tokens, width] of single blocks [n], read from where they lie. None
-        where a block's are not there, or not those of its digest.
+        """Token landmarks int8 [tokens, width] of single blocks [n], read without their whole runs.
+        None if some are missing or do not match their digest.
 
-        All int64 [n]: run_blocks: of the run that holds each; before: tokens of that run before it;
-        lengths: tokens of each; digests: XXH3-64 of its landmarks, uint64.
+        All int64 [n]: run_blocks: blocks of the run that holds each block; before: tokens before
+        it in that run; lengths: its tokens; digests (uint64): XXH3-64 of its landmarks.
         """
         assert self.spec is not None
         part, each, width = self.part("token"), RUN_BLOCKS["token"], self.spec.width
@@ -162,7 +162,7 @@ class RunTable:
         found = txn.parts(_TABLE, wanted)
         if found is None:
             return None
-        out = np.frombuffer(bytearray().join(found), np.int8)  # which a tensor may share
+        out = np.frombuffer(bytearray().join(found), np.int8)  # writable, for tensors
         return out.reshape(-1, width)
 
     def delete_run(self, txn: Transaction, document: int, part: int, first_block: int) -> None:

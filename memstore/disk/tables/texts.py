@@ -1,17 +1,16 @@
-"""The text of a memory's documents, in parts of tokens or of passages; and each passage by its
-content, which is stored once, whatever documents hold it.
+"""The text of a memory's documents, in parts of tokens or of passages, and the passages, each of
+which is stored once for all documents that hold it.
 
-Where blocks are of equal size, a value of the table of tokens holds characters of the document
-before a part (u64), then its ids (u32), little-endian. Of a document that is made of passages it
-holds consecutive passages, as they were given to a writer; in msgpack: characters of the document
-before it, of each passage its gap, lead, length and characters (columns), and all their ids (u32,
-little-endian).
+For blocks of equal size, a value of the table of tokens holds the characters of the document before
+the part (u64), then its ids (u32), little-endian. For a document of passages it holds consecutive
+passages in msgpack: the characters of the document before them, the gap, lead, length and
+characters of each (columns), and all their ids (u32, little-endian).
 
-A passage is known by its digest, of all that its keys and values follow from: the memory's
-signature, the codec of its record and its tokens, those of the context in front included. Table
-`digests` has the number of each digest; table `passages` has of each number the digest, the
-references, the bytes of its record (0: none is stored), and the document and block that referred to
-it last. A record follows from the tokens, so it may be missing.
+A passage's digest covers all that determines its keys and values: the memory's signature, the codec
+of its record, and its tokens with its lead. Table `digests` maps a digest to the passage's number;
+table `passages` maps a number to the digest, the count of references, the bytes of its record (0:
+not stored), and the document and block that referred to it last. A record can be computed from the
+tokens, so it may be missing.
 """
 
 import hashlib
@@ -39,11 +38,11 @@ from memstore.disk.lmdb.transaction import (
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptMemory, InvalidInput
 
-# Parts, and their values
+# Parts and their values
 
 
 class TokenPart(NamedTuple):
-    """A run of a document's tokens as it was committed."""
+    """A committed part of a document's tokens."""
 
     first: int  # number of the part's first token in the document
     char_start: int  # characters of the document before that token
@@ -58,7 +57,7 @@ def encode_tokens(char_start: int, ids: Sequence[int] | np.ndarray) -> bytes:
 
 
 def decode_tokens(first: int, value: bytes) -> TokenPart:
-    """The tokens of a value. Raises ValueError for what is none."""
+    """The tokens of a value. Raises ValueError for an invalid value."""
     if len(value) < 12 or len(value) % 4:
         raise ValueError(f"{len(value)} bytes are an impossible length")
     ids = np.frombuffer(value, dtype="<u4", offset=8).astype(np.int64)
@@ -66,7 +65,7 @@ def decode_tokens(first: int, value: bytes) -> TokenPart:
 
 
 def equal_lengths(tokens: int, block_size: int) -> np.ndarray:
-    """Tokens of each block, int64 [blocks], where blocks are full but for the last."""
+    """Tokens of each block, int64 [blocks]; all blocks are full but the last."""
     blocks = -(-tokens // block_size)
     lengths = np.full(blocks, block_size, dtype=np.int64)
     if blocks:
@@ -75,39 +74,39 @@ def equal_lengths(tokens: int, block_size: int) -> np.ndarray:
 
 
 Keep = Literal["kv", "text"]
-"""What is kept of passages: all, or no keys and values, which are computed when they are needed."""
+""""kv": keys and values of passages are stored; "text": they are computed when needed."""
 
 
 class Passage(NamedTuple):
-    """One block of a document that is made of passages."""
+    """One passage of a document, which is one block."""
 
-    ids: np.ndarray  # int64 [n], the lead's and its own
-    lead: int  # of these, tokens of context in front, whose text belongs elsewhere
-    gap: str  # text between the end of the passage before, or the beginning, and its own text
+    ids: np.ndarray  # int64 [n]: the lead, then its own tokens
+    lead: int  # tokens of the lead: context before its own text, such as a heading
+    gap: str  # text between the previous passage, or the document's beginning, and its own text
     start: int  # characters of the document before its own text
-    characters: int  # of its own text
+    characters: int  # characters of its own text
 
     @property
     def end(self) -> int:
-        """Characters of the document before what follows its own text."""
+        """Characters of the document up to the end of its own text."""
         return self.start + self.characters
 
 
 class PassagePart(NamedTuple):
-    """Consecutive passages of a document as they were committed."""
+    """A committed part of a document's passages."""
 
     first_block: int
-    start: int  # characters of the document before it
+    start: int  # characters of the document before the part
     passages: list[Passage]
 
     @property
     def end_block(self) -> int:
-        """The block that follows."""
+        """The block after it."""
         return self.first_block + len(self.passages)
 
     @property
     def end(self) -> int:
-        """Characters of the document before what follows it."""
+        """Characters of the document up to its end."""
         return self.passages[-1].end
 
 
@@ -121,9 +120,7 @@ class _Part(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def encode_part(start: int, passages: Sequence[Passage]) -> bytes:
-    """The value of passages, the first of which has its gap at character `start` of the
-    document.
-    """
+    """The value of passages; start: characters of the document before the first one's gap."""
     value = [
         start,
         [passage.gap for passage in passages],
@@ -137,11 +134,11 @@ def encode_part(start: int, passages: Sequence[Passage]) -> bytes:
 
 
 def decode_part(first_block: int, value: Packed, block_size: int) -> PassagePart:
-    """The passages of a value. Raises ValueError for what is none."""
+    """The passages of a value. Raises ValueError for an invalid value."""
     part = unpack(value, _Part)
     count = len(part.gaps)
     if not len(part.leads) == len(part.lengths) == len(part.characters) == count:
-        raise ValueError("its passages are not counted")
+        raise ValueError("its columns differ in length")
     if not count:
         raise ValueError("it has no passages")
     if not all(lead < length <= block_size for lead, length in zip(part.leads, part.lengths)):
@@ -160,23 +157,21 @@ def decode_part(first_block: int, value: Packed, block_size: int) -> PassagePart
 
 
 class PassageOrder:
-    """Do parts follow each other, each from where the last ended? `add` and `end` raise ValueError
-    where they do not.
-    """
+    """Checks that parts are consecutive: `add` and `end` raise ValueError if not."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []  # tokens of each passage so far
-        self._end = 0  # characters
+        self._end = 0  # characters so far
 
     def add(self, part: PassagePart) -> None:
-        """The next part."""
+        """Check the next part."""
         if part.first_block != len(self.lengths) or part.start != self._end:
             raise ValueError(f"passages before block {part.first_block} are missing, or extra")
         self.lengths += [len(passage.ids) for passage in part.passages]
         self._end = part.end
 
     def end(self, blocks: int, tokens: int) -> None:
-        """Nothing follows; blocks, tokens: of the document."""
+        """Check that all parts were added; blocks, tokens: of the document."""
         if (len(self.lengths), sum(self.lengths)) != (blocks, tokens):
             raise ValueError(
                 f"its passages are {len(self.lengths)} of {sum(self.lengths)} tokens instead of "
@@ -188,10 +183,9 @@ class PassageOrder:
 
 
 class TokenSpan(NamedTuple):
-    """A run of a document's tokens, with what is needed to find its characters.
+    """Consecutive tokens of a document, and the position of their characters.
 
-    The first token of `ids` begins char_start + (length of the text of `before`) characters into
-    the document.
+    The first token of `ids` begins at character char_start + (length of the text of `before`).
     """
 
     ids: np.ndarray  # int64 [n]
@@ -200,24 +194,24 @@ class TokenSpan(NamedTuple):
 
 
 class TextTable:
-    """The text of one memory's documents. Every method takes the transaction it works in."""
+    """The text of one memory's documents. Every method takes a transaction."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
     def put_part(self, txn: Transaction, document: int, number: int, value: bytes) -> None:
-        """Write a part of a document's tokens, as encode_tokens or encode_part made it; number: of
-        the token, or of the passage, that it begins with.
+        """Write a part that encode_tokens or encode_part made; number: its first token or
+        passage.
         """
         txn.put_checked("tokens", tokens_key(document, number), value)
 
     def parts(
         self, txn: Transaction, document: int, first: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, bytes]]:
-        """The parts of a document's tokens from the one on that holds number `first`, to before
-        number `end` (None for all), in order: the number that each begins with, and its value.
+        """(first number, value) of the parts that hold tokens, or passages, `first` to `end`
+        (exclusive; None for all), in order.
 
-        The iterator lives in the transaction.
+        The iterator is valid during the transaction.
         """
         low, high = document_range(document)
         if end is not None:
@@ -231,10 +225,10 @@ class TextTable:
     def token_parts(
         self, txn: Transaction, document: int, first: int = 0, end: int | None = None
     ) -> Iterator[TokenPart]:
-        """The parts that hold tokens `first` to `end` (exclusive; None for all), in order, each
-        whole. Raises CorruptMemory.
+        """The whole parts that hold tokens `first` to `end` (exclusive; None for all), in order.
+        Raises CorruptMemory.
 
-        The iterator lives in the transaction.
+        The iterator is valid during the transaction.
         """
         for number, value in self.parts(txn, document, first, end):
             with _named(document):
@@ -245,7 +239,7 @@ class TextTable:
     def passage_parts(
         self, txn: Transaction, document: int, first: int = 0, end: int | None = None
     ) -> Iterator[PassagePart]:
-        """The same of passages; first, end: blocks."""
+        """As `token_parts`, for passages; first, end: blocks."""
         for number, value in self.parts(txn, document, first, end):
             with _named(document):
                 part = decode_part(number, value, self._block_size)
@@ -256,7 +250,7 @@ class TextTable:
         self, txn: Transaction, document: Document, first: int, end: int | None = None
     ) -> list[Passage]:
         """Passages `first` to `end` (exclusive; None: all) of a document, fewer at its end. Raises
-        InvalidInput for a document that has none, CorruptMemory.
+        InvalidInput for a document without passages, CorruptMemory.
         """
         if not document.of_passages:
             raise InvalidInput(
@@ -282,7 +276,7 @@ class TextTable:
         if first >= end:
             return TokenSpan(none, none, 0)
         parts = list(self.token_parts(txn, document.id, first, end))
-        # Each part is under a checksum; that none is missing or twice there must be seen here.
+        # each part has a checksum, but missing or repeated parts are noticed only here
         starts = [part.first for part in parts]
         ends = [part.first + len(part.ids) for part in parts]
         if not parts or starts[0] > first or starts[1:] != ends[:-1] or ends[-1] < end:
@@ -302,14 +296,14 @@ def _named(document: int) -> Iterator[None]:
         raise CorruptMemory(f"tokens of document {document}: {error}; run verify") from error
 
 
-# Passages by their content
+# Passages by content
 
 DIGEST_BYTES = 16
 Digest = bytes
 
 
 def digest_of(signature: bytes, codec: str, ids: np.ndarray) -> Digest:
-    """The digest of a passage of these tokens; signature: Signature.digest."""
+    """The digest of a passage with these tokens; signature: Signature.digest."""
     content = b"".join((signature, codec.encode(), b"\0", np.asarray(ids).astype("<u4").tobytes()))
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
@@ -319,13 +313,13 @@ class StoredPassage(NamedTuple):
 
     number: int
     digest: Digest
-    references: int = 0  # of documents' lists; one that holds it twice counts twice
-    bytes: int = 0  # of its record; 0: none is stored
+    references: int = 0  # a document that holds it twice counts twice
+    bytes: int = 0  # bytes of its record; 0: not stored
     home: tuple[int, int] = (0, 0)  # document and block that referred to it last
 
 
 class PassageCounts(NamedTuple):
-    """How many passages there are, how many records are stored, and the bytes of these."""
+    """The number of passages, the number of stored records, and their bytes."""
 
     passages: int = 0
     stored: int = 0
@@ -341,7 +335,7 @@ class _Row(NamedTuple):
 
 
 class PassageTable:
-    """The passages of one memory. Every method takes the transaction it works in."""
+    """The passages of one memory. Every method takes a transaction."""
 
     def __init__(self, blocks: BlockTable) -> None:
         self._blocks = blocks
@@ -364,7 +358,7 @@ class PassageTable:
         return None if value is None else _decode(number, value)
 
     def find(self, txn: Transaction, digest: Digest) -> StoredPassage | None:
-        """The row of the passage of a digest, or None. Raises CorruptMemory."""
+        """The row of the passage with this digest, or None. Raises CorruptMemory."""
         number = self.number(txn, digest)
         if number is None:
             return None
@@ -379,14 +373,14 @@ class PassageTable:
             yield _decode(read_number_key(key), value)
 
     def counts(self, txn: Transaction) -> PassageCounts:
-        """All passages, counted. Raises CorruptMemory."""
+        """Counts of all passages. Raises CorruptMemory."""
         passages = stored = size = 0
         for row in self.all(txn):
             passages, stored, size = passages + 1, stored + (row.bytes > 0), size + row.bytes
         return PassageCounts(passages, stored, size)
 
     def correct(self, txn: Transaction, row: StoredPassage, references: int) -> None:
-        """Set the references to a passage, and have it found by its digest."""
+        """Set a passage's count of references, and repair the entry of its digest."""
         self._put(txn, row._replace(references=references))
         txn.put_checked("digests", row.digest, msgpack.packb(row.number))
 
@@ -404,8 +398,8 @@ class PassageTable:
         digests: Sequence[Digest],
         new_number: Callable[[Transaction], int],
     ) -> list[StoredPassage]:
-        """Count a document's references from its blocks `first_block` on; new_number: for passages
-        that are new. Raises CorruptMemory.
+        """Count a document's references from block `first_block` on; new_number: gives numbers to
+        new passages. Raises CorruptMemory.
         """
         rows = []
         for block, digest in enumerate(digests, first_block):
@@ -418,7 +412,7 @@ class PassageTable:
         return rows
 
     def release(self, txn: Transaction, digest: Digest) -> None:
-        """Count a reference less; the passage goes with the last one. Raises CorruptMemory."""
+        """Drop one reference, and with the last one the passage. Raises CorruptMemory."""
         row = self.find(txn, digest)
         if row is None:
             return
@@ -432,13 +426,13 @@ class PassageTable:
     # Records
 
     def store(self, txn: Transaction, row: StoredPassage, record: bytes) -> None:
-        """Store the record of a passage that has none."""
+        """Store the record of a passage without one."""
         self._blocks.put(txn, RecordKey(row.number, 0, 0), record)
         self._put(txn, row._replace(bytes=len(record)))
 
     def drop_record(self, txn: Transaction, number: int) -> bool:
-        """Delete the record of a passage, which stays by its tokens; return whether there is such a
-        passage. Raises CorruptMemory.
+        """Delete the record of a passage, but not the passage; return whether the passage exists.
+        Raises CorruptMemory.
         """
         row = self.row(txn, number)
         if row is not None:

@@ -1,1 +1,1 @@
-"""What looking up needs: landmark index, tiers, the selector's index, passages computed again."""
+"""Lookups: landmark index, tiers, the selector's index, recomputed passages."""

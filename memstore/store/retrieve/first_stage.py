@@ -1,7 +1,7 @@
-"""The first stage of a search over very many token landmarks: lists stored with the memory propose
-the passages that are worth an exact score (memstore.index.token_lists).
+"""The first stage of a search over very many token landmarks: inverted lists, stored with the
+memory, propose passages for exact scoring (memstore.index.token_lists).
 
-All passages of documents that came, or changed, since the lists were made are scored exactly.
+All passages of documents that were added or changed since the lists were built are scored exactly.
 """
 
 import logging
@@ -30,21 +30,21 @@ from memstore.index.word_index import WordIndex, WordsBeside
 from memstore.store.retrieve.loading import by_tokens
 from memstore.store.retrieve.selector_index import SelectorIndex
 
-PAYING = 1 << 21  # tokens of a scope from where on two stages take less than one
-PROPOSED = 1000, 5000  # passages of the lists that are scored exactly, at least and at most
+PAYING = 1 << 21  # tokens of a scope above which two stages are faster than one
+PROPOSED = 1000, 5000  # passages of the lists that are scored exactly: least, most
 
-_NEW = 1 / 4  # of the tokens in lists: lists are rebuilt when so many more have come
-_AT_ONCE = 1 << 18  # tokens of documents that are read together
+_NEW = 1 / 4  # lists are rebuilt when new tokens exceed this fraction of the tokens in lists
+_AT_ONCE = 1 << 18  # tokens of documents that are read in one transaction
 
-# Errors that mean no more than that there are no lists; not that a store is unavailable.
+# Errors that are handled as missing lists; an unavailable store is not among them.
 _UNUSABLE = Unusable, InvalidInput, OSError, CorruptMemory, ObjectNotFound
 
 _log = logging.getLogger("memstore")
 
 
 class ListsDirectory:
-    """The directory `index` of a memory, which lists are stored in. Methods raise FileNotFoundError
-    (there are none), Unusable, OSError.
+    """Lists in the directory `index` of a memory. Methods raise FileNotFoundError (no lists),
+    Unusable, OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,14 +52,14 @@ class ListsDirectory:
 
     @property
     def stamp(self) -> Hashable:
-        """Changes with the lists; None where there are none."""
+        """A value that changes with the lists; None without lists."""
         with suppress(OSError):
             status = os.stat(self._file)
             return status.st_ino, status.st_mtime_ns
         return None
 
     def content(self, *, header: bool = False) -> np.ndarray:
-        """The stored file, uint8; header: its header is enough."""
+        """The stored file, uint8; header: at least its header."""
         return content_of(self._file)
 
     def covered(self, digest: str) -> set[Covered]:
@@ -80,16 +80,16 @@ class FirstStage:
     """The lists of one memory's selector. Safe for several threads."""
 
     def __init__(self, selected: SelectorIndex, place: ListsDirectory) -> None:
-        """place: where they are stored."""
+        """place: where the lists are stored."""
         self._spec, self._selected, self._place = selected.spec, selected, place
         self._possible = self._spec.width > 0 and self._spec.width % (2 * CODE) == 0
         self._opening = threading.Lock()
         self._listed: ListedPassages | None = None
-        self._stamp: Hashable = None  # of what it was read from
+        self._stamp: Hashable = None  # of the lists that were read
 
     def open(self) -> "ListedPassages | None":
-        """The lists, if any, read again where others are stored by now, with their words. Raises
-        StoreUnavailable.
+        """The lists with their words, read again if the stored ones changed; None without lists.
+        Raises StoreUnavailable.
         """
         with self._opening:
             stamp = self._place.stamp
@@ -135,9 +135,9 @@ class FirstStage:
         return not covered or not covered <= there
 
     def build(self, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
-        """Make lists of all documents but those that change concurrently, and store them; return
-        what was made, nothing where that is impossible, or would not pay. progress: called with
-        (tokens done, tokens).
+        """Build and store lists over all documents but those that change concurrently; return a
+        description, empty where lists are impossible or would not save time. progress: called
+        with (tokens done, tokens).
 
         Raises CorruptMemory, InvalidInput (FAISS is missing), StorageFull, ReadOnlyMemory,
         StoreUnavailable.
@@ -181,7 +181,7 @@ Span = tuple[int, int, int]  # a run of a scope
 
 
 class _Scope(NamedTuple):
-    """A scope as lists cover it."""
+    """How lists cover a scope."""
 
     inside: np.ndarray  # bool [passages of the lists]
     tokens: int  # tokens of the scope that lists cover
@@ -191,7 +191,7 @@ class _Scope(NamedTuple):
 
 
 class ListedPassages:
-    """Lists, and the documents of their passages that are unchanged. Safe for several threads."""
+    """Lists, and which of their documents are unchanged. Safe for several threads."""
 
     def __init__(self, lists: PassageLists, selected: SelectorIndex) -> None:
         """selected: takes the words of unchanged documents from the lists."""
@@ -224,8 +224,8 @@ class ListedPassages:
     def shortlist(
         self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None
     ) -> "Shortlist | None":
-        """See Retrieval.shortlist. None where the passages are too few, and all of them are worth
-        an exact score. Raises what a search of words raises.
+        """See Retrieval.shortlist; None where the lists cover too few tokens to save time. Raises
+        what a search of words raises.
         """
         with self._lock:
             within: _Scope = self._scopes.get(scope, lambda: self._look(scope))
@@ -275,7 +275,7 @@ class ListedPassages:
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Some blocks of a scope, and what a selector asks of a memory to score them."""
+    """Blocks of a scope that were proposed for exact scoring, and their scores' inputs."""
 
     scope: Scope  # runs of these blocks, in the order of the whole scope
     blocks: int  # of the whole scope
@@ -301,7 +301,7 @@ class Shortlist:
         return out
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
-        """As SelectorIndex.word_scores, with rarity and lengths counted in the whole scope."""
+        """As SelectorIndex.word_scores, with rarity and lengths of the whole scope."""
         return self._listed.selected.word_scores(words, scope, self._whole)
 
 

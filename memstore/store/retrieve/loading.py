@@ -1,4 +1,4 @@
-"""Reads landmark keys of documents from a memory into the landmark index."""
+"""Load documents' landmark keys from a memory into the landmark index."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ from memstore.tiers.raw_bits import from_raw
 
 
 def by_tokens(rows: Sequence[Document], least: int) -> Iterator[list[Document]]:
-    """These documents in their order, as many together as have so many tokens."""
+    """Split documents, in their order, into batches of at least `least` tokens."""
     some: list[Document] = []
     tokens = 0
     for row in rows:
@@ -30,9 +30,7 @@ def by_tokens(rows: Sequence[Document], least: int) -> Iterator[list[Document]]:
 def load_landmarks(
     index: LandmarkIndex, catalog: Catalog, txn: Transaction, rows: Sequence[Document]
 ) -> None:
-    """Put documents' landmark keys into the index, in the place of what it has of them. Raises
-    CorruptMemory.
-    """
+    """Load documents' landmark keys, replacing those that the index has. Raises CorruptMemory."""
     if len(rows) > 1:
         for layer in catalog.signature.memory_layers:
             index.reserve(layer, sum(row.blocks for row in rows))
@@ -47,8 +45,8 @@ def load_landmarks(
 def load_recent(
     index: LandmarkIndex, catalog: Catalog, txn: Transaction, document: Document, first: int
 ) -> None:
-    """Put the landmark keys of layers without memory into the index, of a document's blocks from
-    `first` on: a resumed ingest attends to them. Raises CorruptMemory.
+    """Load landmark keys of layers without memory for a document's blocks from `first` on, which a
+    resumed ingest attends to. Raises CorruptMemory.
     """
     end = document.blocks
     for layer in document.other_layers(catalog.signature) if first < end else ():

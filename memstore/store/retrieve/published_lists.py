@@ -1,6 +1,4 @@
-"""Lists of a published memory: read whole from its object store, and published in the next
-manifest.
-"""
+"""Lists of a published memory: read whole from the object store, and published with a manifest."""
 
 import os
 from contextlib import closing, suppress
@@ -22,8 +20,8 @@ from memstore.store.retrieve.first_stage import ListsDirectory, tokens_of
 
 
 class PublishedLists(ListsDirectory):
-    """The objects of a memory's newest manifest, in place of a file in a directory: the first has
-    the file's header. Methods raise also CorruptMemory, ObjectNotFound, StoreUnavailable.
+    """Lists as objects that a memory's newest manifest names; the first begins with the file's
+    header. Methods raise also CorruptMemory, ObjectNotFound, StoreUnavailable.
     """
 
     def __init__(self, database: PublishedDatabase) -> None:
@@ -53,8 +51,8 @@ class PublishedLists(ListsDirectory):
 
 def carry(directory: ListsDirectory, objects: ObjectStore, digest: str) -> None:
     """Publish the lists of a memory's directory, for a selector of this digest, if all documents
-    that they cover are published, and they cover more than the published lists do. Raises
-    StoreUnavailable, CorruptMemory (what is published).
+    that they cover are published and they cover more than the published lists. Raises
+    StoreUnavailable, CorruptMemory (of the publication).
     """
     try:
         content = directory.content()
@@ -73,10 +71,10 @@ def carry(directory: ListsDirectory, objects: ObjectStore, digest: str) -> None:
 
 
 def send_lists(objects: ObjectStore, digest: str, content: np.ndarray) -> None:
-    """Publish lists for a selector of this digest. content: of their file, uint8.
+    """Publish lists for a selector of this digest. content: their file, uint8.
 
-    The lists need not cover documents that others publish at the same time; readers notice. Raises
-    WrongModel (another selector), InvalidInput (too many documents), MemoryNotFound,
+    The lists may lack documents that others publish concurrently; readers score those exactly.
+    Raises WrongModel (another selector), InvalidInput (too many documents), MemoryNotFound,
     StoreUnavailable.
     """
     _, end = decode_header(FILE, content, Parts)
@@ -90,7 +88,7 @@ def send_lists(objects: ObjectStore, digest: str, content: np.ndarray) -> None:
 
     def change(newest: Manifest) -> Change:
         if newest.selector is None or newest.selector.digest != digest:
-            raise WrongModel(f"{objects.url} is found by another selector; open it again")
+            raise WrongModel(f"{objects.url} has another selector now; open it again")
         return Change({}, lists=lists)
 
     commit(objects, change)

@@ -1,5 +1,5 @@
-"""Lookups in an open memory, by its landmark index or its selector, and the tiers that the blocks
-found are leased from: what sessions and writers need, and listing documents does not.
+"""Lookups in an open memory, for sessions and writers: its landmark index or selector, and the
+tiers that found blocks are leased from.
 """
 
 import itertools
@@ -38,15 +38,15 @@ _log = logging.getLogger("memstore")
 
 
 class Retrieval:
-    """An index and tiers over a memory's ready documents, as far as `follow` has seen them."""
+    """An index and tiers over a memory's ready documents, as of the last `follow`."""
 
     def __init__(self, catalog: Catalog, options: OpenOptions) -> None:
         """Raises BudgetExceeded, InvalidConfig, InvalidInput."""
         options, signature, selector = options.copy(), catalog.signature, catalog.index_spec
         kind = options.pop("index", "auto")
-        # ready documents whose landmark keys are in the index, or wait to be searched
+        # ready documents whose landmark keys are in the index, or are loaded at the next search
         self._loaded: dict[int, Document] = {}
-        # of a memory with a selector: what that searches
+        # the index of a memory with a selector
         self.selected = None if selector is None else SelectorIndex(catalog, self._loaded)
         self._first_stage = None
         if self.selected is not None:
@@ -56,8 +56,7 @@ class Retrieval:
         self.index = LandmarkIndex(
             signature.num_kv_heads,
             signature.head_dim,
-            # Searched in float32, or in float64 where keys are stored so (to check the
-            # mathematics).
+            # float32, or float64 where keys are stored in float64 (to check the mathematics)
             torch.promote_types(dtype, torch.float32),
             kind=kind if selector is None else "packed",
             device=usable_device(options.get("device") or "cpu"),
@@ -71,11 +70,11 @@ class Retrieval:
             computes=selector is not None,
             **cast(TierOptions, options),
         )
-        # passages that sessions computed, and of these those that are damaged, or could not be read
+        # passages that sessions computed, and how many of them were damaged or unavailable
         self._computed = {"computed": 0, "damaged": 0, "away": 0}
-        # of a memory elsewhere: those that wait, since nothing searched them yet
+        # documents of a published memory whose landmark keys no search has loaded yet
         self._waiting: dict[int, Document] = {}
-        self._leaving = set[int]()  # unpublished documents that stay a while
+        self._leaving = set[int]()  # unpublished documents that running sessions may still use
         self._holding = threading.Lock()
         self._session_numbers = itertools.count(-1, -1)
 
@@ -83,7 +82,7 @@ class Retrieval:
         """End the tiers' threads; idempotent."""
         self.tiers.close()
 
-    # What sessions look up
+    # Lookups of sessions
 
     def search_landmarks(
         self,
@@ -99,7 +98,7 @@ class Retrieval:
         """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see
         LandmarkIndex.search.
 
-        Raises DocumentNotFound for a document that was forgotten, here or by another process.
+        Raises DocumentNotFound for a document that any process has forgotten.
         """
         self.hold(scope)
         return self.index.search(
@@ -109,9 +108,9 @@ class Retrieval:
     def landmark_keys(self, layer: int, scope: Scope, candidates: Tensor | None = None) -> Tensor:
         """Landmark keys of candidates of a scope, in float32.
 
-        candidates: [H, ...] int64 as a search returns them (-1 gives some key) -> [H, ..., D], each
-        query head from its KV head; None -> [Hkv, N, D], the keys of the whole scope (do not write
-        to it). Raises DocumentNotFound.
+        candidates: [H, ...] int64 as a search returns them (-1 gives an arbitrary key) ->
+        [H, ..., D], for each query head from its KV head; None -> [Hkv, N, D], the keys of the
+        whole scope (read-only). Raises DocumentNotFound.
         """
         self.hold(scope)
         if candidates is None:
@@ -121,20 +120,20 @@ class Retrieval:
     def shortlist(
         self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None = None
     ) -> Shortlist | None:
-        """The blocks of a large scope that are worth an exact score, where that is the sum over
-        rows of weight times the greatest product with a block's token landmarks: proposed by lists
-        that `build` made. None where every block is to be scored, or there are no lists.
+        """Blocks of a large scope that the lists of `build` propose for exact scoring; None without
+        lists, or where every block should be scored. A block's exact score is the sum over rows of
+        weight times the greatest product with its token landmarks.
 
-        q: float32 [T, width]; weights: float32 [T], which sum to 1; beside: words that count, too.
+        q: float32 [T, width]; weights: float32 [T], which sum to 1; beside: words that also count.
         Raises CorruptMemory.
         """
         listed = None if self._first_stage is None else self._first_stage.open()
         return None if listed is None else listed.shortlist(q, weights, scope, beside)
 
     def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
-        """Under which number and block the units of blocks (document, block) are leased: those of a
-        passage under its own, whatever documents hold it; None of one whose keys and values are
-        neither stored nor held by a cache. Raises DocumentNotFound, CorruptMemory.
+        """The number and block to lease for each (document, block): a passage has one number in
+        all documents that hold it. None where keys and values are neither stored nor cached.
+        Raises DocumentNotFound, CorruptMemory.
         """
         with self._catalog.database.read() as txn:
             found = self._catalog.stored_at(txn, places)
@@ -148,25 +147,20 @@ class Retrieval:
         return any(tier.holds(BlockKey(passage, 0, 0, 0)) for tier in self.tiers.caches)
 
     def expect(self, units: Sequence[BlockKey]) -> int:
-        """Units that will probably be leased soon: what is missing is read ahead.
-
-        Returns at once, how many are missing; raises nothing.
+        """Prefetch units that will probably be leased soon; return at once, with the number of
+        missing ones. Raises nothing.
         """
         return self.tiers.expect([unit for unit in units if unit.document >= 0])
 
     def session_document(self) -> SessionDocument:
-        """A document for a session's own blocks, that is in main memory only and under a negative
-        id.
-        """
+        """A document for a session's own blocks, in main memory only, with a negative id."""
         number = next(self._session_numbers)
         return SessionDocument(number, self.tiers, self.index)
 
     # Passages that sessions computed
 
     def count_computed(self, passages: int, *, damaged: int, away: int) -> None:
-        """Count passages that were computed, and how many of them since they are damaged, or could
-        not be read.
-        """
+        """Count computed passages, and how many of them were damaged, or unavailable (`away`)."""
         with self._holding:
             for name, count in (("computed", passages), ("damaged", damaged), ("away", away)):
                 self._computed[name] += count
@@ -177,9 +171,8 @@ class Retrieval:
     def take_computed(
         self, document: int, block: int, k: Tensor, v: Tensor, seconds: float
     ) -> None:
-        """Hold a passage's keys and values [tokens, width], on the CPU in the KV dtype, for the
-        next question; seconds: that computing them took. Nothing is held of a document that is gone
-        by now.
+        """Cache a computed passage's keys and values [tokens, width], on the CPU in the KV dtype,
+        for later questions, unless its document was deleted. seconds: the time to compute them.
         """
         catalog = self._catalog
         self.tiers.count_computed(2 * k.nbytes, seconds)
@@ -198,7 +191,7 @@ class Retrieval:
     # Documents
 
     def rewritten(self) -> None:
-        """The memory's file was made anew without what was erased: hold no index of that."""
+        """Drop the index: the memory's file was rewritten without erased documents."""
         self.index.drop()
         if self._first_stage is not None:
             self._first_stage.close()
@@ -206,11 +199,11 @@ class Retrieval:
     def follow(
         self, txn: Transaction, changed: Mapping[int, Document | None], but: Collection[int]
     ) -> None:
-        """Hold what is committed: the landmark keys of those of the `changed` rows that are ready
-        (None: a document that is gone), and nothing of the others.
+        """Load the landmark keys of `changed` rows that are ready, and drop those of the others
+        (None: a deleted document).
 
-        Documents in `but` are being written here and left alone, and an unpublished document that
-        sessions go on reading stays. Raises CorruptMemory.
+        Documents in `but` are being written by this process and are skipped; an unpublished
+        document that sessions still use stays. Raises CorruptMemory.
         """
         changed = {**dict.fromkeys(self._leaving), **changed}
         gone = (number for number, row in changed.items() if row is None)
@@ -232,7 +225,7 @@ class Retrieval:
         self._loaded.update({row.id: row for row in new})
 
     def hold(self, scope: Scope) -> None:
-        """Have the landmark keys of the documents of a scope, all layers of them in one go. Raises
+        """Load the landmark keys of a scope's documents, all layers in one read. Raises
         CorruptMemory, StoreUnavailable.
         """
         if not self._waiting or self._waiting.keys().isdisjoint({run[0] for run in scope}):
@@ -243,7 +236,7 @@ class Retrieval:
                 self._catalog.bring(txn, [row.id for row in rows], "landmarks")
                 self.load(txn, *rows)
             for row in rows:
-                if self._waiting.pop(row.id, None) is None:  # gone meanwhile
+                if self._waiting.pop(row.id, None) is None:  # dropped concurrently
                     self.index.remove(row.id)
 
     def hold_documents(self, documents: Iterable[Document]) -> None:
@@ -259,14 +252,14 @@ class Retrieval:
             self.selected.hold(scope)
 
     def load(self, txn: Transaction, *rows: Document) -> None:
-        """Put documents' landmark keys into the index; what a selector finds by is read when it is
-        asked for. Raises CorruptMemory.
+        """Load documents' landmark keys into the index; a selector's data is loaded by its first
+        search. Raises CorruptMemory.
         """
         if self.selected is None:
             load_landmarks(self.index, self._catalog, txn, rows)
 
     def drop(self, number: int) -> None:
-        """Hold nothing of a document any longer."""
+        """Drop all data of a document."""
         self._loaded.pop(number, None)
         self._waiting.pop(number, None)
         self.index.remove(number)
@@ -275,7 +268,7 @@ class Retrieval:
         self.tiers.drop_document(number)
 
     def written(self, number: int, row: Document | None) -> None:
-        """A writer has ended: hold what it committed, and nothing that it only staged."""
+        """After a writer has ended: keep what it committed, and drop what it only staged."""
         if row is not None and row.state == "ready":
             self._loaded[number] = row
         else:
@@ -284,8 +277,8 @@ class Retrieval:
     # The index's engines
 
     def sampled_queries(self) -> AbstractContextManager[None]:
-        """Keep the queries of the searches made meanwhile, all of them exact: what `build` trains
-        with. Raises InvalidInput for a packed index.
+        """Record the queries of all searches in this context, for `build` to train with; these
+        searches are exact. Raises InvalidInput for a packed index.
         """
         return self._building_index().sampled(self._catalog.signature.memory_layers)
 
@@ -303,7 +296,7 @@ class Retrieval:
         if self._first_stage is None:
             if self._catalog.source is not None:
                 raise ReadOnlyMemory(
-                    f"{self._catalog.database.path} is published; a reader builds no index there"
+                    f"{self._catalog.database.path} is published; build the index in its directory"
                 )
             return self._building_index().build(
                 self._catalog.signature.memory_layers, top_k, progress
@@ -311,7 +304,7 @@ class Retrieval:
         return self._first_stage.build(progress)
 
     def tells_of_gone(self) -> bool:
-        """Do the stored lists cover documents that are gone or have changed?"""
+        """Do the stored lists cover documents that were deleted or changed?"""
         return self._first_stage is not None and self._first_stage.tells_of_gone()
 
     def _building_index(self) -> LandmarkIndex:
@@ -321,7 +314,7 @@ class Retrieval:
         return self.index
 
     def describe(self) -> dict[str, Any]:
-        """What was looked up, and what searches: its part of MemoryStore.stats."""
+        """Statistics of lookups and of the index: its part of MemoryStore.stats."""
         return {
             "landmarks": self.index.bytes
             + (self.selected.bytes if self.selected else 0)
@@ -337,7 +330,7 @@ class Retrieval:
 
 
 def _lists_of(catalog: Catalog) -> ListsDirectory:
-    """Where the lists of a memory lie: beside it, or where it is published."""
+    """Where a memory's lists are stored: in its directory, or with its publication."""
     if catalog.source is None:
         return ListsDirectory(catalog.database.path / INDEX)
     from memstore.store.retrieve.published_lists import PublishedLists

@@ -1,5 +1,5 @@
-"""What a memory's selector searches: token landmarks and words of the documents that it was asked
-about, read when they are first asked for.
+"""The index of a memory's selector: token landmarks and words, loaded by the first search of a
+document.
 """
 
 import threading
@@ -19,17 +19,17 @@ from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import RareBlocks, WordIndex
 from memstore.store.retrieve.loading import by_tokens
 
-_AT_ONCE = 1 << 22  # tokens of documents that are read together
+_AT_ONCE = 1 << 22  # tokens of documents that are read in one transaction
 
 
 class SelectorIndex:
-    """Indexes over what the selector of an open memory finds blocks by. Safe for several
+    """Token landmarks and words that the selector of an open memory searches. Safe for several
     threads.
     """
 
     def __init__(self, catalog: Catalog, rows: Mapping[int, Document]) -> None:
-        """catalog: what is read from. rows: of ready documents, as far as the caller knows them:
-        how large they are.
+        """catalog: the tables to read. rows: ready documents, for their sizes; the caller keeps
+        them up to date.
         """
         spec = catalog.runs.spec
         assert spec is not None
@@ -41,8 +41,8 @@ class SelectorIndex:
         self.rows = rows
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
-        """How near the nearest token of each block comes to each row: the greatest product of q [R,
-        width] (float32) with the block's token landmarks, [R, blocks of the scope].
+        """For each row, the greatest product of q [R, width] (float32) with each block's token
+        landmarks: [R, blocks of the scope].
 
         A landmark counts as the unit vector that it encodes. Raises InvalidInput for a selector
         without token landmarks, DocumentNotFound, CorruptMemory.
@@ -69,20 +69,20 @@ class SelectorIndex:
         return self._hold("words", scope).rare(words, scope)
 
     def take_words(self, words: WordIndex, documents: set[int]) -> None:
-        """Search the words of these documents in an index made of them; those of others are read
-        again when they are asked for.
+        """Use an index of words that covers these documents; other documents' words are loaded by
+        their next search.
         """
         with self._lock:
             if "words" in self._held:
                 self._words, self._held["words"] = words, documents
 
     def hold(self, scope: Scope) -> None:
-        """Have all that searches of a scope need. Raises what a search raises."""
+        """Load all data for searches of a scope. Raises what a search raises."""
         for kind in self._held:
             self._hold(kind, scope)
 
     def drop(self, document: int) -> None:
-        """Hold nothing of a document any longer."""
+        """Drop all data of a document."""
         with self._lock:
             self._tokens.remove(document)
             self._words.remove(document)
@@ -91,12 +91,12 @@ class SelectorIndex:
 
     @property
     def bytes(self) -> int:
-        """Memory held for landmarks and words."""
+        """Main memory of landmarks and words."""
         return self._tokens.bytes + self._words.bytes
 
     def _hold(self, kind: Kind, scope: Scope) -> WordIndex:
-        """Have what a search of a scope needs; return the index of words, which `take_words` may
-        replace. Raises InvalidInput, DocumentNotFound, CorruptMemory.
+        """Load one kind of data for a search of a scope; return the index of words, which
+        `take_words` may replace. Raises InvalidInput, DocumentNotFound, CorruptMemory.
         """
         if kind not in self._held:
             what = "token landmarks" if kind == "token" else "words"
@@ -106,7 +106,7 @@ class SelectorIndex:
             wanted = {document for document, _, _ in scope}
             if wanted <= self._held[kind]:
                 return self._words
-            # elsewhere both kinds come together
+            # a published memory stores both kinds together
             kinds = [kind] if catalog.source is None else [*self._held]
             missing = {each: wanted - self._held[each] for each in kinds}
             with catalog.database.read() as txn:
@@ -137,7 +137,7 @@ def _ready(catalog: Catalog, txn: Transaction, number: int) -> Document:
     row = catalog.row(txn, number) if number > 0 else None
     if row is None or row.state != "ready":
         raise DocumentNotFound(
-            f"document {number} is not in {catalog.database.path}, or not read to its end; look at "
-            "the memory's documents again"
+            f"document {number} of {catalog.database.path} was forgotten or is not ready; list the "
+            "memory's documents again"
         )
     return row

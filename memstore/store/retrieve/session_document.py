@@ -1,4 +1,4 @@
-"""A session's own blocks: in main memory only, and gone with the session."""
+"""A session's own blocks: in main memory only, and dropped with the session."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ from memstore.tiers.cascade import Cascade
 
 
 class SessionDocument(Closing):
-    """A session's own blocks: pinned in the host tier and searchable, gone when closed. A context
+    """A session's own blocks: pinned in the host tier and searchable until closed. A context
     manager.
 
-    document: the negative number under which they are leased and searched.
+    document: the negative number to lease and search them by.
     """
 
     def __init__(self, number: int, tiers: Cascade, index: LandmarkIndex) -> None:
         """Use Retrieval.session_document."""
         self.document = number
         self._tiers, self._index = tiers, index
-        # layer -> units of each block held, oldest first
+        # layer -> units of each block, oldest first
         self._units: dict[int, list[list[BlockKey]]] = {}
         self._ends: dict[int, int] = {}
 
@@ -44,12 +44,12 @@ class SessionDocument(Closing):
         return first
 
     def blocks(self, layer: int) -> tuple[int, int]:
-        """The blocks [first, end) that are held in a layer."""
+        """The blocks [first, end) of a layer."""
         end = self._ends.get(layer, 0)
         return end - len(self._units.get(layer, [])), end
 
     def trim(self, first_block: int, layers: Sequence[int] | None = None) -> None:
-        """Drop blocks before first_block, in every layer or in some."""
+        """Drop blocks before first_block, in these layers or in all."""
         for layer in list(self._units) if layers is None else layers:
             held = self._units.get(layer, [])
             gone = max(0, min(first_block - self.blocks(layer)[0], len(held)))
@@ -59,7 +59,7 @@ class SessionDocument(Closing):
                 self._index.trim(self.document, first_block, layer)
 
     def close(self) -> None:
-        """Drop everything; more than once is the same as once."""
+        """Drop all blocks; idempotent."""
         units, self._units, self._ends = self._units, {}, {}
         self._tiers.drop([unit for blocks in units.values() for block in blocks for unit in block])
         self._index.remove(self.document)

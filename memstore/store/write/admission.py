@@ -1,5 +1,5 @@
-"""What may be written under a name: a new document, the rest of one that was interrupted, one in
-the place of another, an import.
+"""Which write a document's name admits: a new document, a resumed one, a replacement, an import;
+as transitions of a row's state:
 
     (nothing) --new--> ingesting --finish--> ready
     ready --replace--> ready, and a row "replacing" of the same name --finish--> ready, the old gone
@@ -28,17 +28,17 @@ Mode = Literal["new", "replace"]
 
 @dataclass(frozen=True)
 class Admission:
-    """What a writer is to write to."""
+    """The row that a writer writes to, and the rows that it replaces."""
 
-    document: Document  # its row; with id 0 one that `begin` has still to make
-    replaces: Document | None = None  # goes when the document is ready
-    instead_of: Document | None = None  # goes when the document is begun
+    document: Document  # its row; with id 0 it is not stored yet (`begin`)
+    replaces: Document | None = None  # deleted when the document is ready
+    instead_of: Document | None = None  # deleted when the document is begun
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidInput for what cannot be a document's name."""
+    """Raises InvalidInput for an invalid name of a document."""
     if not name or "\0" in name or len(name) > 4096:
-        raise InvalidInput("a document needs a name, without zero characters and not a long one")
+        raise InvalidInput("a document's name has 1 to 4096 characters, none of them NUL")
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -48,8 +48,8 @@ def check_name(name: str) -> None:
 def check_settings(
     settings: IngestSettings, signature: Signature, selector: IndexSpec | None
 ) -> None:
-    """Raises InvalidInput for settings of a document that this memory cannot hold: passages need a
-    selector, chunks a memory without one.
+    """Raises InvalidInput for settings that this memory does not support: passages need a selector,
+    chunks a memory without one.
     """
     check_fields(settings)
     if settings.passage_tokens is None:
@@ -66,14 +66,14 @@ def check_settings(
     if settings.passage_tokens > signature.block_size:
         raise InvalidInput(
             f"passages of up to {settings.passage_tokens} tokens do not fit into blocks of "
-            f"{signature.block_size}; fill them up to fewer"
+            f"{signature.block_size}; lower passage_tokens"
         )
     if (settings.chunk_blocks, settings.top_k) != (1, 0):
         raise InvalidInput("a document of passages has no chunks; leave out chunk_blocks and top_k")
 
 
 def check_metadata(metadata: dict[str, Any]) -> None:
-    """Raises InvalidInput for what no row can say of a document."""
+    """Raises InvalidInput for metadata that a row cannot store."""
     try:
         check_plain(metadata, "metadata")
     except ValueError as error:
@@ -81,14 +81,14 @@ def check_metadata(metadata: dict[str, Any]) -> None:
 
 
 def is_there(found: Document, source_hash: str, settings: IngestSettings, mode: Mode) -> bool:
-    """Is the same content there already? A replacement may also want other settings."""
+    """Is this content stored already? For a replacement, with the same settings?"""
     same = found.state == "ready" and found.source_hash == source_hash
     return same and (mode != "replace" or found.settings == settings)
 
 
 def admit(named: Sequence[Document], wanted: Document, mode: Mode) -> Admission | None:
-    """What a writer of `wanted` (a row without content) is to write to, given the rows of its name
-    that are there; None if the same content is there already.
+    """The row for a writer of `wanted` (a row without content); named: the stored rows of its name.
+    None if the same content is stored already.
 
     Raises DocumentExists, InvalidInput (other settings).
     """
@@ -110,7 +110,7 @@ def admit(named: Sequence[Document], wanted: Document, mode: Mode) -> Admission 
 
 
 def begin(catalog: Catalog, admission: Admission) -> Document:
-    """The row to write to, made if need be. Raises what Database.write raises."""
+    """The row to write to, stored first if it is new. Raises what Database.write raises."""
     if admission.document.id:
         return admission.document
 
@@ -127,31 +127,31 @@ def begin(catalog: Catalog, admission: Admission) -> Document:
 
 
 def admit_import(named: Iterable[Document], original: Document) -> Document | None:
-    """The listed one of the documents of a name if it has the content to be imported, or if nothing
-    can be read of it; None if the name is free. Raises DocumentExists.
+    """The listed row of a name if it has the content of `original`, or no content; None if the name
+    is free. Raises DocumentExists.
     """
     for row in named:
         if row.is_listed:
             if _is_empty(row) or (row.state == "ready" and row.source_hash == original.source_hash):
                 return row
             raise DocumentExists(
-                f"document {row.name!r} is there with other content; import it under another name"
+                f"document {row.name!r} exists with other content; import it under another name"
             )
     return None
 
 
 def no_document(name: str, rows: Iterable[Document], where: str) -> DocumentNotFound:
-    """The error for a name that no document has: it lists the first names of the memory."""
+    """The error for an unknown name; it lists the first names of the memory."""
     listed = [repr(row.name) for row in rows if row.is_listed]
     more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
     names = ", ".join(listed[:_NAMED]) + more
     return DocumentNotFound(
-        f"no document {name!r} in {where}; " + (f"there are {names}" if names else "it holds none")
+        f"no document {name!r} in {where}; " + (f"it holds {names}" if names else "it holds none")
     )
 
 
 def _is_empty(found: Document) -> bool:
-    """Was nothing of an ingest committed but its row, or was an import killed?"""
+    """Did an interrupted ingest commit no content, or was an import killed?"""
     return found.state == "ingesting" and not found.tokens
 
 
@@ -164,12 +164,11 @@ def _continues(found: Document, wanted: Document) -> bool:
 def _refusal(found: Document, wanted: Document) -> DocumentExists | InvalidInput:
     if found.state == "ready":
         return DocumentExists(
-            f"document {found.name!r} is there with other content; choose another name, or "
-            "replace it"
+            f"document {found.name!r} exists with other content; choose another name, or replace it"
         )
     if found.source_hash != wanted.source_hash:
         return DocumentExists(
-            f"document {found.name!r} is partly read, from other content; continue with that, "
+            f"document {found.name!r} is partly ingested from other content; continue with that, "
             "replace it, or forget it"
         )
     there, here = asdict(found.settings), asdict(wanted.settings)

@@ -1,4 +1,4 @@
-"""The input of a writer, checked: a chunk of a document, or a batch of its passages."""
+"""Check the input of a writer: a chunk of a document, or a batch of its passages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,36 +27,36 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass(eq=False)
 class Chunk:
-    """A chunk, or a batch of passages, on its way to disk."""
+    """A checked chunk, or batch of passages, before it is committed."""
 
     first_block: int
     first_token: int
     lengths: list[int]  # tokens of each block
     part: tuple[int, bytes]  # key and value in the table of tokens
-    end: int  # of passages: characters of the document before what follows
-    whole: bool  # more may follow
+    end: int  # for passages: characters of the document up to their end
+    whole: bool  # another chunk may follow
     blocks: dict[int, tuple[Tensor, Tensor]]  # layer -> K, V of a chunk
-    runs: dict[int, Run]  # part -> what its blocks are found by
-    digests: Sequence[Digest] = ()  # of passages
-    kv: Mapping[int, KeysValues] = field(default_factory=dict)  # of some of these, by position
+    runs: dict[int, Run]  # part -> search data of its blocks
+    digests: Sequence[Digest] = ()  # of the passages
+    kv: Mapping[int, KeysValues] = field(default_factory=dict)  # position in `digests` -> K, V
     units: list[BlockKey] = field(default_factory=list)  # pinned blocks of the chunk
     # (block, layer) of a chunk, or (position in `digests`, 0) -> record, once encoded
     records: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
     @property
     def end_block(self) -> int:
-        """The number of the next block."""
+        """The number of the block after it."""
         return self.first_block + len(self.lengths)
 
     @property
     def end_token(self) -> int:
-        """The number of the next token."""
+        """The number of the token after it."""
         return self.first_token + sum(self.lengths)
 
 
 def finite(parts: Sequence[Tensor]) -> bool:
     """Are all numbers of these tensors finite?"""
-    # the least and the greatest of numbers with a NaN are NaN
+    # a NaN makes both the least and the greatest number NaN
     ends = [end for part in parts if part.numel() for end in part.aminmax()]
     return not ends or bool(torch.stack(ends).isfinite().all())
 
@@ -102,8 +102,8 @@ def check_batch(
     landmarks: Tensor | None,
     words: Sequence[Words] | None,
 ) -> Chunk:
-    """The passages that begin at this block, token and character; kv: of some of them, by position
-    in `passages`. See DocumentWriter.add_passages. Raises InvalidInput.
+    """The passages that begin at this block, token and character; kv: K, V by position in
+    `passages`. See DocumentWriter.add_passages. Raises InvalidInput.
     """
     block, token, character = at
     lengths = [len(passage.ids) for passage in passages]
@@ -150,8 +150,8 @@ def _selector_runs(
     landmarks: Tensor | None,
     words: Sequence[Words] | None,
 ) -> dict[int, Run]:
-    """What a selector keeps of consecutive blocks of so many tokens each, by part of the table.
-    Raises InvalidInput for what is not as its spec says.
+    """A selector's search data of consecutive blocks, by part of the table; lengths: tokens of each
+    block. Raises InvalidInput for data that does not match the selector's spec.
     """
     spec, runs = table.spec, dict[int, Run]()
     assert spec is not None

@@ -1,4 +1,4 @@
-"""The transactions that write one document: its encoded chunks or passages, whole ones at a time.
+"""Transactions that write one document's encoded chunks or passages, always whole ones.
 Transactions of several documents interleave; each is stored completely or not at all.
 """
 
@@ -23,21 +23,19 @@ from memstore.tiers.raw_bits import from_raw, raw_view
 class Commits:
     """Encodes and commits the chunks of one document, in their order.
 
-    Layers without memory are stored for a resumed ingest alone: of them the latest blocks, as many
-    as an ingest attends to.
+    Of layers without memory only the latest blocks are stored, as many as a resumed ingest attends
+    to.
     """
 
     def __init__(self, catalog: Catalog, document: Document, replaces: Document | None) -> None:
-        """document: its row as it is committed; replaces: the document that is deleted when this
-        one is ready.
-        """
+        """document: its committed row; replaces: the document to delete when this one is ready."""
         self.row = document
         self._catalog, self._replaces = catalog, replaces
         self._other_layers = document.other_layers(catalog.signature)
-        self._keep = self.keep_from(document.blocks)  # first stored block of these layers
+        self._keep = self.keep_from(document.blocks)  # first stored block of layers without memory
 
     def keep_from(self, end: int) -> int:
-        """The first block of layers without memory that reading on after block `end` needs."""
+        """The first block of layers without memory that an ingest needs after block `end`."""
         return max(0, end - self.row.settings.top_k)
 
     def replace_by_stored(self, chunk: Chunk) -> None:
@@ -62,10 +60,10 @@ class Commits:
         final: also make the document ready, and delete the document that it replaces.
         """
         end = chunks[-1].end_block if chunks else self.row.blocks
-        keep = end if final else self.keep_from(end)  # nothing is read after a finished document
+        keep = end if final else self.keep_from(end)  # a finished document needs none
         for chunk in chunks:
             self._encode_all(chunk, keep)
-        first_run = end if final else run_of("landmark", keep)  # that stays of other layers
+        first_run = end if final else run_of("landmark", keep)  # kept of layers without memory
         replaces = self._replaces if final else None
 
         def work(txn: Transaction) -> Document:
@@ -96,12 +94,12 @@ class Commits:
         self._keep = keep
 
     def delete_empty(self) -> None:
-        """Delete the document's row if a full disk let nothing else of it be stored. With its row
-        it would look like an interrupted ingest.
+        """Delete the document's row if no content was stored because the disk is full; otherwise it
+        would look like an interrupted ingest.
         """
 
         def work(txn: Transaction) -> None:
-            # the stored row: a commit that failed at its end may be stored
+            # read the row again: a commit that failed at its end may be stored
             row = self._catalog.row(txn, self.row.id)
             if row is not None and not row.blocks and row.state != "ready":
                 self._catalog.delete_document(txn, row.id)
@@ -112,9 +110,7 @@ class Commits:
     # Records
 
     def _encode_all(self, chunk: Chunk, keep: int) -> None:
-        """Have a chunk hold the records that are stored of it; of layers without memory those of
-        blocks from `keep` on.
-        """
+        """Encode a chunk's records; of layers without memory those of blocks from `keep` on."""
         for number, (k, v) in chunk.kv.items():
             chunk.records[number, 0] = self._catalog.blocks.encode_passage(
                 raw_view(k), raw_view(v), chunk.digests[number], self.row.codec
@@ -125,7 +121,7 @@ class Commits:
                 self._encode(chunk, layer, first)
 
     def _encode(self, chunk: Chunk, layer: int, first: int) -> None:
-        """Encode a chunk's blocks of a layer from block `first` on."""
+        """Encode a chunk's blocks of one layer from block `first` on."""
         at = first - chunk.first_block
         k, v = (raw_view(half[at:]) for half in chunk.blocks[layer])
         key = RecordKey(self.row.id, first, layer)
@@ -133,7 +129,7 @@ class Commits:
         chunk.records |= {(block, layer): one for block, one in enumerate(records, first)}
 
     def _records(self, chunks: Sequence[Chunk], keep: int) -> list[tuple[int, int, bytes]]:
-        """Block, layer and record of what is stored of chunks, in the order of keys."""
+        """(block, layer, record) of the chunks' stored records, in the order of keys."""
         return sorted(
             (block, layer, record)
             for chunk in chunks
@@ -143,13 +139,13 @@ class Commits:
         )
 
     def _refer(self, txn: Transaction, chunk: Chunk) -> int:
-        """Count the references to a chunk's passages, and store the records of those that have
-        none; return the bytes of all their records.
+        """Count references to a chunk's passages, and store the records of passages that have none;
+        return the bytes of all their records.
         """
         passages, size = self._catalog.passages, 0
         rows = self._catalog.refer(txn, self.row, chunk.first_block, chunk.digests)
         for number, row in enumerate(rows):
-            if not row.bytes:  # the chunk may hold the same passage before
+            if not row.bytes:  # an earlier equal passage of the chunk may have stored it
                 row = passages.row(txn, row.number) or row
             record = chunk.records.get((number, 0))
             if not row.bytes and record is not None:
@@ -158,13 +154,13 @@ class Commits:
             size += row.bytes
         return size
 
-    # What blocks are found by
+    # Search data
 
     def _runs(
         self, txn: Transaction, chunks: Sequence[Chunk], keep: int
     ) -> Iterator[tuple[int, Run]]:
-        """The parts and runs that a commit of chunks writes: whole runs of the grid, of which the
-        first begins with stored blocks. Raises CorruptMemory.
+        """(part, run) of each run that a commit writes: whole runs of the grid; the first may
+        begin with blocks that are stored already. Raises CorruptMemory.
         """
         if not chunks:
             return

@@ -1,8 +1,8 @@
-"""Writing one document into a memory: chunks are staged, then encoded and committed in the
+"""Write one document into a memory: chunks are staged, then encoded and committed in the
 background, whole chunks at a time.
 
-A staged chunk can be searched and read at once (pinned units, index rows); passages once they are
-committed, since no passage is read for another one. After a kill at any instant, the memory holds a
+A staged chunk is searchable and readable at once (pinned units, index rows), because later chunks
+attend to it; passages are so after their commit. After a kill at any instant, the memory holds a
 prefix of whole chunks.
 """
 
@@ -28,30 +28,30 @@ from memstore.store.write.chunk import Chunk, KeysValues, LayerBlocks, check_bat
 from memstore.store.write.commits import Commits
 from memstore.tiers.raw_bits import from_raw, torch_dtype
 
-COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
+COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction, about
 
 
 Runs = dict[tuple[int, int], Run | None]
-"""Runs of token landmarks that were read, by document and first block."""
+"""Cached runs of token landmarks, by document and first block."""
 
 
 class Known(NamedTuple):
-    """A passage that the memory has."""
+    """A passage that the memory has already."""
 
-    landmarks: np.ndarray | None  # int8 [tokens, width], where the selector keeps some
-    stored: bool  # are its keys and values, too, or left to the questions that need them
+    landmarks: np.ndarray | None  # int8 [tokens, width]; None for a selector without them
+    stored: bool  # are its keys and values stored; else questions compute them
 
 
 class DocumentWriter(Closing):
-    """One document being read; a context manager. Use MemoryStore.write_document.
+    """Writer of one document; a context manager. Use MemoryStore.write_document.
 
     Leaving without `finish` (an error, Ctrl-C) commits the whole chunks that were staged and leaves
     the document "ingesting", to be resumed. Tensors given to add_chunk belong to the writer
-    afterwards: do not write to them. Of one thread; other documents may be written by others
-    meanwhile.
+    afterwards: do not write to them. For one thread; other threads may write other documents
+    concurrently.
 
-    blocks, tokens, characters (of a document of passages): those so far, staged ones included:
-    continue reading from there.
+    blocks, tokens, characters (for passages): counts so far, staged ones included; an ingest
+    continues from there.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class DocumentWriter(Closing):
         on_close: Callable[["DocumentWriter"], None],
         commit_bytes: int | None = None,
     ) -> None:
-        """Write the row of a document that may be written. on_close: called once it is written as
-        far as it will be. Raises CorruptMemory, StorageFull.
+        """Store the row of an admitted document. on_close: called after the last commit. Raises
+        CorruptMemory, StorageFull.
         """
         document = admission.begin(catalog, admitted)
         self._catalog, self._retrieval, self._on_close = catalog, retrieval, on_close
@@ -80,10 +80,10 @@ class DocumentWriter(Closing):
                 load_recent(retrieval.index, catalog, txn, document, latest)
         self._commit_bytes = COMMIT_BYTES if commit_bytes is None else commit_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
-        self._committing: Future[None] | None = None  # the latest transaction
+        self._committing: Future[None] | None = None  # the transaction submitted last
         self._staged: list[Chunk] = []
         self._staged_bytes = 0
-        self._pinned: list[BlockKey] = []  # committed, but still among the latest blocks
+        self._pinned: list[BlockKey] = []  # committed blocks that the next chunks attend to
         self.blocks, self.tokens = document.blocks, document.tokens
         self.characters = last[0].end if last else 0
         self._finished = False
@@ -91,7 +91,7 @@ class DocumentWriter(Closing):
 
     @property
     def document(self) -> Document:
-        """The document as committed so far."""
+        """The committed row of the document."""
         return self._commits.row
 
     # Chunks of a landmark model
@@ -103,12 +103,12 @@ class DocumentWriter(Closing):
         layers: Mapping[int, LayerBlocks],
         length_of_last: int | None = None,
     ) -> None:
-        """Take the next chunk: chunk_blocks blocks, or fewer at the document's end.
+        """Add the next chunk: chunk_blocks blocks, or fewer at the document's end.
 
         token_ids: content tokens of the chunk. char_start: characters of the document before its
         first token. layers: for every layer K, V [n, Hkv, block_size, D] (K rotated by the offset
         in the block) and landmark keys [n, Hkv, D]. length_of_last: content tokens of the last
-        block where a document's end leaves it short.
+        block, if the document's end leaves it short.
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         BudgetExceeded, InvalidInput.
@@ -122,10 +122,9 @@ class DocumentWriter(Closing):
         self._stage(chunk, sum(2 * layers[layer][0].nbytes for layer in self._memory_layers))
 
     def recent_landmarks(self, layer: int, n: int) -> Tensor:
-        """Landmark keys [n, Hkv, D] of the latest n blocks (fewer where there are fewer), staged or
-        stored, as they are stored: a resumed ingest attends to them.
-
-        Of a layer without memory there are top_k at most.
+        """Landmark keys [n, Hkv, D] of the latest n blocks, staged or stored, in their stored
+        precision, so that a resumed ingest attends to equal keys; fewer at a document's beginning,
+        and at most top_k for a layer without memory.
         """
         first = max(0, self.blocks - n)
         if layer in self._other_layers:
@@ -134,10 +133,10 @@ class DocumentWriter(Closing):
         return keys.transpose(0, 1).to(torch_dtype(self._catalog.signature.kv_dtype))
 
     def _show(self, chunk: Chunk) -> None:
-        """Make a chunk's blocks readable and its landmarks searchable. Raises BudgetExceeded."""
+        """Pin a chunk's blocks and add its landmarks to the index. Raises BudgetExceeded."""
         try:
             chunk.units = self._pin(chunk)
-        except BudgetExceeded:  # what is committed needs no pin
+        except BudgetExceeded:  # committed blocks need no pin
             self._submit()
             self._wait()
             chunk.units = self._pin(chunk)
@@ -161,11 +160,10 @@ class DocumentWriter(Closing):
     # Passages
 
     def known(self, passages: Sequence[Passage]) -> list[Known | None]:
-        """Which of these passages the memory has, in any document: a Known or None for each.
+        """A Known for each of these passages that any document of the memory has, else None.
 
-        `add_passages` needs no keys and values of a passage that is stored. If all its documents
-        are forgotten before this one is committed, a question that needs them computes them.
-        Raises CorruptMemory.
+        `add_passages` needs no keys and values of a stored passage. If all documents that hold it
+        are forgotten before this one is committed, questions compute them. Raises CorruptMemory.
         """
         runs: Runs = {}
         digests = self._catalog.digests(self.document, passages)
@@ -181,13 +179,13 @@ class DocumentWriter(Closing):
         landmarks: Tensor | None = None,
         words: Sequence[Words] | None = None,
     ) -> None:
-        """Take the next n passages, a block each; any n of at least 1.
+        """Add the next n >= 1 passages, one a block.
 
-        kv: of m of them K, V [tokens, width] in the KV dtype, which belong to the writer
-        afterwards. given: which m of the n these are, in order (None: all of them); of the others
-        no keys and values are stored, except those that are stored already (`known`). landmarks:
-        int8 [tokens of all n, landmark width]; words: of each passage its distinct words (hash,
-        count). The passages are found and read once the document is ready.
+        kv: K, V [tokens, width] of m passages in the KV dtype, which belong to the writer
+        afterwards. given: the positions of these m among the n, ascending (None: all); the others
+        get no keys and values unless they are stored already (`known`). landmarks: int8 [tokens of
+        all n, landmark width]; words: for each passage its distinct words (hash, count). Questions
+        find the passages once the document is ready.
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         InvalidInput.
@@ -202,7 +200,7 @@ class DocumentWriter(Closing):
     # Committing
 
     def _stage(self, chunk: Chunk, size: int) -> None:
-        """Take a chunk of `size` bytes; commit the staged ones once they fill a transaction."""
+        """Stage a chunk of `size` bytes; commit staged chunks once they fill a transaction."""
         self.blocks, self.tokens = chunk.end_block, chunk.end_token
         self._staged.append(chunk)
         self._staged_bytes += size
@@ -210,26 +208,26 @@ class DocumentWriter(Closing):
             self._submit()
 
     def _submit(self, *, final: bool = False) -> None:
-        """Commit the staged whole chunks in the background, once the transaction before them is
-        stored; final: all of them, and the document is ready. Raises what that one raised.
+        """Commit the staged whole chunks in the background, after the previous transaction; final:
+        all chunks, and make the document ready. Raises what the previous transaction raised.
         """
         self._wait()
         chunks = [chunk for chunk in self._staged if chunk.whole or final]
-        self._staged = self._staged[len(chunks) :]  # only the last one is not whole
+        self._staged = self._staged[len(chunks) :]  # only the last chunk may be incomplete
         self._staged_bytes = 0
         if chunks or final:
             self._committing = self._thread.submit(self._commit, chunks, final)
 
     def _wait(self) -> None:
-        """Wait until what was submitted is stored. Raises what committing raised, every time: no
-        chunk may follow one that was not stored.
+        """Wait until the submitted transaction is stored. Raises what committing raised, at every
+        call: no chunk may follow one that was not stored.
         """
         if self._committing is not None:
             self._committing.result()
 
     def _commit(self, chunks: Sequence[Chunk], final: bool) -> None:
-        """Commit chunks, on the background thread. Then they need no pin, but the latest blocks are
-        about to be read and stay; an ingest reads no older ones, which make room.
+        """Commit chunks, on the background thread, then unpin them, except the latest blocks, which
+        the ingest reads next.
         """
         self._commits.commit(chunks, final=final)
         latest = self._commits.keep_from(self.document.blocks)
@@ -238,8 +236,8 @@ class DocumentWriter(Closing):
         self._retrieval.tiers.drop([unit for unit in units if unit.block < latest])
 
     def finish(self) -> Document:
-        """Commit what is left, make the document ready (and, if it replaces one, take its place) in
-        one transaction; return it. Raises what committing raises.
+        """Commit the remaining chunks, make the document ready and delete the document that it
+        replaces, in one transaction; return the document. Raises what committing raises.
         """
         self._submit(final=True)
         self._wait()
@@ -272,7 +270,7 @@ class DocumentWriter(Closing):
                 self._on_close(self)
 
     def _let_go(self) -> None:
-        """Pin nothing any longer, and hold no landmarks of layers without memory."""
+        """Unpin all blocks, and drop landmarks of layers without memory."""
         staged = [unit for chunk in self._staged for unit in chunk.units]
         pinned, stay = self._pinned + staged, self._memory_layers
         tiers, index = self._retrieval.tiers, self._retrieval.index
@@ -290,7 +288,7 @@ def _known(catalog: Catalog, txn: Transaction, digest: Digest, runs: Runs) -> Kn
         return Known(None, passage.bytes > 0)
     try:
         landmarks = _landmarks(catalog, txn, *passage.home, digest, runs)
-    except CorruptMemory:  # what is damaged elsewhere is no reason to be as damaged
+    except CorruptMemory:  # ingest the passage again instead of copying damage
         return None
     return None if landmarks is None else Known(landmarks, passage.bytes > 0)
 
@@ -298,7 +296,7 @@ def _known(catalog: Catalog, txn: Transaction, digest: Digest, runs: Runs) -> Kn
 def _landmarks(
     catalog: Catalog, txn: Transaction, document: int, block: int, digest: Digest, runs: Runs
 ) -> np.ndarray | None:
-    """The token landmarks of the passage that a block of a document is; None if it is no longer."""
+    """The token landmarks of a passage that is this block; None if the block has changed."""
     row = catalog.row(txn, document)
     if row is None or not row.of_passages or block >= row.blocks:
         return None
