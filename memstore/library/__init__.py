@@ -1,1 +1,1 @@
-"""Reading a library of documents by many machines into one published memory."""
+"""Ingest a library of documents on many machines into one published memory."""

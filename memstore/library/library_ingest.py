@@ -1,8 +1,8 @@
-"""Ingesting a library: files in batches to the workers of a cluster, which upload what they read,
-while this process writes the manifests that name it.
+"""Ingest a library: send files in batches to the workers of a cluster, which ingest and upload
+them, and write the manifests that name the uploaded documents.
 
-A published text is not ingested again, so the same command continues where an earlier one ended,
-whichever of its processes did.
+A published text is not ingested again, so the same command resumes after any of its processes
+ended.
 """
 
 import time
@@ -23,11 +23,11 @@ from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import Sent, publish_sent
 from memstore.store.memory_store import MemoryStore
 
-_BATCH = 128 << 10  # bytes of files in a batch at most, but for one that is larger
+_BATCH = 128 << 10  # most bytes of files in a batch, unless one file is larger
 _LEAST = 4 << 10
-_DOCUMENTS = 256  # in a batch
-_EACH = 8  # batches for every worker at least, so that none is waited for long
-_COMMIT_SECONDS = 30.0  # between two manifests
+_DOCUMENTS = 256  # most documents in a batch
+_EACH = 8  # least batches for each worker, so that all finish at about the same time
+_COMMIT_SECONDS = 30.0  # seconds between two manifests
 
 
 @dataclass
@@ -35,30 +35,30 @@ class Progress:
     """The progress of all workers."""
 
     files: int
-    bytes: int  # of all files
-    done: int = 0  # bytes of files that are done
+    bytes: int  # bytes of all files
+    done: int = 0  # bytes of finished files
     documents: Counter[Status] = field(default_factory=Counter)
     passages: int = 0
-    tokens: int = 0  # that were ingested now
+    tokens: int = 0  # tokens ingested by this command
     began: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all workers together."""
+        """Tokens that all workers ingest in a second."""
         return self.tokens / max(self.seconds, 1e-9)
 
     @property
     def seconds_left(self) -> float:
-        """Estimated from the speed so far."""
+        """Estimated remaining seconds, from the speed so far."""
         return self.seconds * (self.bytes - self.done) / max(1, self.done)
 
     def add(self, outcome: Outcome) -> None:
-        """Count a document that is done."""
+        """Count a finished document."""
         self.done += outcome.size
         self.documents[outcome.status] += 1
         self.passages += outcome.passages
@@ -66,25 +66,25 @@ class Progress:
 
 
 OnProgress = Callable[[Progress, list[Outcome]], None]
-"""Takes the progress, and the outcomes that are new in it."""
+"""Takes the progress, and its new outcomes."""
 
 
 def ingest_library(
     files: Sequence[File], job: Job, engine: RayEngine, on_progress: OnProgress
 ) -> tuple[Progress, int]:
-    """Ingest files and publish them; return the progress, and the number of the newest manifest (0
-    for none).
+    """Ingest files and publish them; return the progress, and the number of the newest manifest (0:
+    none).
 
-    Finished batches are published twice a minute, also where the ingest fails later. engine: any
-    object with RayEngine's methods. Raises WrongModel, StoreUnavailable, and what read_batch and
-    the engine raise.
+    Finished batches are published twice a minute, and stay published if the ingest fails later.
+    engine: any object with RayEngine's methods. Raises WrongModel, StoreUnavailable, and what
+    read_batch and the engine raise.
     """
     return _Ingest(files, job, engine, on_progress).run()
 
 
 def index_library(url: str, progress: Callable[[int, int], None]) -> bool:
-    """Make the lists of a published library for search in two stages, where it is large enough;
-    return whether it was. progress: called with (tokens done, tokens). Raises what MemoryStore.open
+    """Build the lists of a published library for search in two stages, if it is large enough;
+    return whether it is. progress: called with (tokens done, tokens). Raises what MemoryStore.open
     and build_index raise.
     """
     with MemoryStore.open(url, read_only=True) as memory:
@@ -103,8 +103,8 @@ class _Ingest:
         newest = find_newest(self._objects)
         self._number = 0 if newest is None else newest.number
         self._before: Mapping[str, Entry] = {} if newest is None else newest.entries
-        self._first: Manifest | None = None  # which the first manifest would be
-        self._entries: dict[str, Entry] = {}  # of uploaded documents that no manifest names yet
+        self._first: Manifest | None = None  # the manifest to start from if nothing is published
+        self._entries: dict[str, Entry] = {}  # uploaded documents that no manifest names yet
         self._committed = time.monotonic()
         self._progress = Progress(len(files), sum(_size(file) for file in files))
 
@@ -127,7 +127,7 @@ class _Ingest:
         self._on_progress(self._progress, done.documents)
 
     def _commit(self) -> None:
-        """Publish what workers uploaded, but for names of which others published other content."""
+        """Publish uploaded documents, except under names with other content published by others."""
         if self._first is not None and self._entries:
             sent, self._entries = Sent(self._first, self._entries, self._before, []), {}
             self._number, refused = publish_sent(self._objects, sent, replace=self._job.replace)
@@ -140,7 +140,7 @@ class _Ingest:
         self._committed = time.monotonic()
 
     def _as_kept(self, entry: Entry) -> bool:
-        """Are keys and values published of a document, or not, as this ingest keeps them?"""
+        """Is a document published with or without keys and values, as this ingest would?"""
         if self._job.keep is None:
             return True
         return not entry.row.of_passages or (entry.records > 0) == (self._job.keep == "kv")
@@ -148,7 +148,7 @@ class _Ingest:
     # Batches
 
     def _batches(self) -> Iterator[Batch]:
-        """Batches of files, read as workers ask for them."""
+        """Batches of files, read when a worker asks for one."""
         most = self._progress.bytes // (_EACH * self._engine.workers)
         most = min(_BATCH, max(_LEAST, most))
         batch: list[Given] = []

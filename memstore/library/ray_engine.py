@@ -1,5 +1,5 @@
-"""A library ingested by a cluster of Ray: the only module that imports it. Ray schedules batches,
-retries them, and runs the worker processes.
+"""Ingest a library on a Ray cluster, which schedules and retries batches, and runs the workers. The
+only module that imports Ray.
 """
 
 import socket
@@ -12,19 +12,19 @@ from memstore.errors import InvalidInput, MemstoreError, StoreUnavailable, insta
 from memstore.library import reading
 from memstore.library.reading import Batch, Done, Job, Outcome
 
-_AHEAD = 2  # batches for every worker that are given to Ray: one runs, one waits
-_CONNECT = 10.0  # seconds
-_RETRIES = 5  # by Ray, of a batch whose worker ended
+_AHEAD = 2  # batches submitted to Ray for each worker: one runs, one waits
+_CONNECT = 10.0  # seconds to connect
+_RETRIES = 5  # retries by Ray of a batch whose worker ended
 
 
 class RayEngine(Closing):
-    """A cluster of Ray; a context manager that leaves it. One task a batch, on a CPU core or, where
-    the cluster has one, a GPU; a worker process reuses its model for the next batch.
+    """A Ray cluster; a context manager that disconnects at its end. One task for each batch, on a
+    CPU core or, if the cluster has one, a GPU; a worker process reuses its model for later batches.
     """
 
     def __init__(self, address: str | None = None, *, gpus: bool = True) -> None:
-        """address: of a cluster; None for that of $RAY_ADDRESS or of `ray start` on this machine,
-        else for a new one that ends with this engine. gpus: use them. Raises InvalidInput.
+        """address: of a cluster; None: $RAY_ADDRESS, a cluster of `ray start` on this machine, or
+        a new one that ends with this engine. gpus: use GPUs. Raises InvalidInput.
         """
         try:
             import ray
@@ -42,13 +42,13 @@ class RayEngine(Closing):
 
     @property
     def workers(self) -> int:
-        """The number of workers now."""
+        """The current number of workers."""
         return max(1, int(self._ray.cluster_resources().get(self._unit, 1)))
 
     def read(self, job: Job, batches: Iterable[Batch]) -> Iterator[Done]:
-        """As memstore.library.reading.read_batch, by all workers, in any order; takes batches as
-        workers become free. A document whose workers ended again and again is refused.
-        Raises the MemstoreError of a worker, and MemstoreError (the cluster is lost).
+        """Run memstore.library.reading.read_batch on all workers; results come in any order, and
+        batches are taken as workers become free. A document whose workers ended repeatedly is
+        refused. Raises the MemstoreError of a worker, and MemstoreError (the cluster is lost).
         """
         amount = {"num_cpus": 1} if self._unit == "CPU" else {"num_cpus": 1, "num_gpus": 1}
         task = self._ray.remote(
@@ -70,7 +70,7 @@ class RayEngine(Closing):
             try:
                 yield self._ray.get(done)
             except (wrong.WorkerCrashedError, wrong.OutOfMemoryError, wrong.NodeDiedError) as error:
-                if len(batch) > 1:  # one of them may be why
+                if len(batch) > 1:  # one document may be the cause: retry each alone
                     again += [[one] for one in batch]
                     continue
                 ended = MemstoreError(
@@ -90,12 +90,12 @@ class RayEngine(Closing):
                 ) from None
 
     def close(self) -> None:
-        """Leave the cluster, and end one that was started here."""
+        """Disconnect, and stop a cluster that was started here."""
         self._ray.shutdown()
 
 
 def _reach(address: str | None) -> None:
-    """Raise OSError at once where nothing listens; Ray would wait for minutes."""
+    """Raise OSError at once if nothing listens; Ray would wait for minutes."""
     host, _, port = (address or "").rpartition("/")[2].rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), _CONNECT).close()

@@ -1,5 +1,5 @@
-"""The work of one worker of a library: it ingests a batch of documents into a temporary memory, and
-uploads them to the library's object store.
+"""The task of a worker: ingest a batch of documents into a temporary memory, and upload them to the
+library's object store.
 """
 
 import os
@@ -24,7 +24,7 @@ from memstore.share.publish import PublishOptions, Sent, upload
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import on_device
 
-_BUDGET = 128 << 20  # bytes of the host tier, of which an ingest reads its latest blocks alone
+_BUDGET = 128 << 20  # bytes of the host tier; an ingest reads only its latest blocks
 _PREFIX = "memstore-library-"
 
 Status = Literal["read", "there", "refused"]
@@ -34,54 +34,53 @@ class Given(NamedTuple):
     """A document to ingest."""
 
     name: str
-    path: str  # of its file, for errors
+    path: str  # its file's path, for errors
     data: bytes
-    there: str | None = None  # digest of the text that is published under its name
-    as_wanted: bool = False  # is that kept as this ingest keeps texts?
+    there: str | None = None  # digest of the text published under its name
+    as_wanted: bool = False  # is that text published with this ingest's `keep`?
 
 
 Batch = Sequence[Given]
 
 
 class Outcome(NamedTuple):
-    """The outcome for a document."""
+    """The outcome of a document."""
 
     name: str
     status: Status
     size: int  # bytes of its file
-    passages: int = 0  # that were ingested; blocks, of a landmark model
-    tokens: int = 0  # that were ingested
-    error: tuple[str, str] | None = None  # the name of an error, and its message
-    notes: tuple[str, ...] = ()  # what of its file was not read
+    passages: int = 0  # ingested passages; blocks of a landmark model
+    tokens: int = 0  # ingested tokens
+    error: tuple[str, str] | None = None  # name and message of an error
+    notes: tuple[str, ...] = ()  # notes on parts of its file that were not read
 
     @classmethod
     def refused(cls, given: Given, error: MemstoreError) -> "Outcome":
-        """The outcome for a document that cannot be ingested."""
+        """The outcome of a document that cannot be ingested."""
         return cls(given.name, "refused", len(given.data), error=(type(error).__name__, str(error)))
 
 
 class Done(NamedTuple):
-    """The outcome for a batch."""
+    """The outcome of a batch."""
 
     documents: list[Outcome]
-    sent: Sent | None = None  # what was uploaded of them
+    sent: Sent | None = None  # uploaded documents
 
 
 @dataclass(frozen=True)
 class Job:
-    """How documents are ingested, and where they are published."""
+    """Settings of ingesting and publishing documents."""
 
     url: str
     model: str
     compute: Compute
-    codec: str | None = None  # of a new memory; None for the model's
-    keep: Keep | None = None  # None: as the model does by itself
+    codec: str | None = None  # of a new memory; None: the model's
+    keep: Keep | None = None  # None: the model's default
     replace: bool = False
 
 
 def read_batch(job: Job, batch: Batch) -> Done:
-    """Ingest documents and upload them. One that cannot be ingested is reported, and does not stop
-    the others.
+    """Ingest documents and upload them; report those that cannot be ingested.
 
     Raises InvalidWeights, StorageFull (this machine's), WrongModel, StoreUnavailable,
     CorruptMemory.
@@ -117,7 +116,7 @@ def read_batch(job: Job, batch: Batch) -> Done:
         if not memory.ready():
             return Done(outcomes)
         objects = open_object_store(job.url, make=True)
-        # what is not to be replaced was refused above
+        # documents that must not be replaced were refused above
         how = PublishOptions(keep=job.keep or "kv", replace=True)
         return Done(outcomes, upload(memory.committed.catalog, memory.ready(), objects, how))
 
@@ -126,7 +125,7 @@ def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text:
     try:
         document = reader.ingest(text, memory, keep=job.keep)
     except (InvalidInput, DocumentExists) as error:
-        if memory.has(given.name):  # what was read of it
+        if memory.has(given.name):  # the ingested part of it
             memory.forget(given.name)
         return Outcome.refused(given, error)
     size = len(given.data)
@@ -135,13 +134,13 @@ def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text:
 
 @cache
 def _reader(model: str, compute: Compute) -> ModelAPI:
-    """One model for all batches of a process."""
+    """The model of this process, loaded once for all batches."""
     return reader_named(model, compute=compute)
 
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A directory until the block ends. Directories of killed workers are removed."""
+    """A temporary directory; also removes the directories of killed workers."""
     parent = Path(tempfile.gettempdir())
     for left in parent.glob(f"{_PREFIX}*"):
         with suppress(ValueError, OSError):

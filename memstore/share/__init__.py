@@ -1,1 +1,1 @@
-"""Memories published to an object store, and read from there."""
+"""Publish memories to an object store, and read them from there."""

@@ -1,5 +1,5 @@
-"""Values of a publication from the local cache, the cache that readers share, or the object store,
-in that order, each checked. What arrives wrong is asked for again. Caches store what they lacked.
+"""Read checked values of a publication from the local cache, the shared cache or the object store,
+in this order. Damaged values are requested again, and caches store the values that they lacked.
 """
 
 import time
@@ -16,11 +16,11 @@ from memstore.tiers.stats import TierCounter
 
 V = TypeVar("V")
 
-_HELD = 4096  # contents of documents, and parts of tokens, in main memory
-_TRIES = 3  # of parts that are missing or wrong: a store may answer late or wrongly
+_HELD = 4096  # contents of documents, and parts of tokens, cached in main memory
+_TRIES = 3  # reads of a missing or damaged value
 
 Check = Callable[[int, memoryview], object]
-"""Takes the number of a value and bytes; raises CorruptMemory where they are not its bytes."""
+"""Takes the number of a value and bytes; raises CorruptMemory if these are not its bytes."""
 
 
 class Read(NamedTuple):
@@ -56,11 +56,10 @@ class CachedReads:
         check: Check,
         locate: Callable[[list[int]], Sequence[Extent | MemstoreError]],
     ) -> tuple[list[Read | MemstoreError], dict[str, float]]:
-        """The values of these names, or why each could not be read; and the seconds that each tier
-        took.
+        """The values of these names, or the error of each; and the seconds of each tier.
 
-        most: bytes of a value. locate: takes numbers of values that no cache has, and returns where
-        the object store has them.
+        most: most bytes of a value. locate: takes numbers of values that no cache has, and returns
+        their places in the object store.
         """
         found: dict[int, Read | MemstoreError] = {}
         seconds: dict[str, float] = {}
@@ -85,9 +84,7 @@ class CachedReads:
         return [found[number] for number in range(len(names))], seconds
 
     def contents(self, entries: Sequence[Entry]) -> list[Contents]:
-        """The contents of documents; they stay in main memory. Raises CorruptMemory,
-        StoreUnavailable.
-        """
+        """Contents of documents, cached in main memory. Raises as `places`."""
         of = {entry.contents: entry for entry in entries}
         return self._held(
             self._contents,
@@ -96,13 +93,13 @@ class CachedReads:
         )
 
     def tokens(self, places: Sequence[Place]) -> list[bytes]:
-        """Bytes of tokens at these places, which stay in main memory. Raises as `places`."""
+        """Bytes of tokens at these places, cached in main memory. Raises as `places`."""
         return self._held(self._tokens, places, lambda place, data: bytes(data))
 
     def _held(
         self, held: dict[Place, V], places: Sequence[Place], make: Callable[[Place, memoryview], V]
     ) -> list[V]:
-        """Values of places, which `held` has, or which are made of their bytes."""
+        """Values of places, from `held` or made of their bytes."""
         values = {place: value for place in places if (value := held.get(place)) is not None}
         missing = [place for place in dict.fromkeys(places) if place not in values]
         new = {place: make(place, data) for place, data in zip(missing, self.places(missing))}
@@ -113,8 +110,8 @@ class CachedReads:
         return [values[place] for place in places]
 
     def places(self, places: Sequence[Place]) -> list[memoryview]:
-        """Bytes of objects, all read at the same time. Raises CorruptMemory, StoreUnavailable."""
-        # objects never change: a place is a name in the caches
+        """Bytes of objects, read concurrently. Raises CorruptMemory, StoreUnavailable."""
+        # objects never change, so a place is a key of the caches
         names = [f"{self.objects.identity}:{p.name}:{p.offset}:{p.length}" for p in places]
         found, _ = self.read(
             names,
@@ -132,7 +129,7 @@ class CachedReads:
     def _fetch(
         self, numbers: Sequence[int], places: Sequence[Extent | MemstoreError], check: Check
     ) -> dict[int, Read | MemstoreError]:
-        """Values from the object store, by number."""
+        """Values read from the object store, by number."""
         found: dict[int, Read | MemstoreError] = {
             n: place for n, place in zip(numbers, places) if isinstance(place, MemstoreError)
         }

@@ -1,10 +1,10 @@
-"""The contents of a document: where its values and records are, in the objects of a publication or
-in an exported file.
+"""The contents of a document: the places of its values and records in the objects of a publication
+or in an exported file.
 
-Both hold values of the tables of tokens and landmarks (as in a memory, without their checksum) and
-records, one after the other, in any order; a passage is stored once, whatever documents refer to
-it. The contents are msgpack compressed by zstd; a manifest says where they are. A name "" is the
-object, or the file, that the contents themselves are in.
+Objects and files hold values of the tables of tokens and search data (as in a memory, without their
+checksum) and records, in any order; a passage is stored once for all documents that refer to it.
+The contents are msgpack compressed by zstd; a manifest has their place. A name "" is the object, or
+file, that holds the contents themselves.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,12 +27,12 @@ from memstore.share.ranges import OBJECT_BYTES, Extent, Ranges, read_extents
 Kind = Literal["tokens", "landmarks", "records"]
 Name = Annotated[str, Meta(max_length=4096)]
 
-_BATCH_BYTES = 8 << 20  # of parts that are read at once
-_MOST = 1 << 20  # values, layers and names: a decoded one takes many times its bytes
+_BATCH_BYTES = 8 << 20  # bytes of parts that are read at once
+_MOST = 1 << 20  # most values, layers or names: decoded ones take many times their bytes
 
 
 class Place(NamedTuple):
-    """Bytes of an object, and their XXH3-64."""
+    """A range of bytes of an object, and their XXH3-64."""
 
     name: Name
     offset: Count
@@ -41,21 +41,21 @@ class Place(NamedTuple):
 
     @property
     def extent(self) -> Extent:
-        """Where its bytes are."""
+        """The range without the checksum."""
         return Extent(*self[:3])
 
 
 class Entry(NamedTuple):
-    """A document that has left a memory, in a manifest."""
+    """A published or exported document in a manifest."""
 
     row: Document  # its id is 1
     contents: Place
-    objects: tuple[Name, ...]  # that its contents name, in order, and the one with its contents
-    records: Count  # its blocks that have records
+    objects: tuple[Name, ...]  # all objects that its contents name, in order, and its contents' own
+    records: Count  # blocks with records
 
 
 def public_row(row: Document) -> Document:
-    """A memory's row, without what concerns that memory alone."""
+    """A memory's row without the values that matter only inside that memory."""
     return replace(row.portable(), id=1)
 
 
@@ -63,8 +63,8 @@ class Value(NamedTuple):
     """An entry of the table of tokens or landmarks."""
 
     kind: Literal["tokens", "landmarks"]
-    part: Layer  # layer of landmark keys, or part of a selector's runs; 0 of tokens
-    first: Block  # token, passage or block that it begins with
+    part: Layer  # layer of landmark keys, or part of a selector's runs; 0 for tokens
+    first: Block  # its first token, passage or block
 
 
 class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -77,16 +77,16 @@ class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Contents:
-    """Where the values and the records of a document are."""
+    """The places of the values and records of a document."""
 
     values: dict[Value, Place]
-    digests: bytes  # of its passages, by block; b"" of blocks
+    digests: bytes  # digests of its passages, by block; b"" for a document of blocks
     layers: tuple[int, ...]
-    names: tuple[str, ...]  # of the objects of its records
+    names: tuple[str, ...]  # names of the objects with its records
     records: np.ndarray  # int64 [3, blocks, layers]: number of a name, offset, length (0: none)
 
     def record(self, block: int, layer: int) -> Extent | None:
-        """Where the record of a block is, or None."""
+        """The place of a block's record, or None."""
         if layer not in self.layers or not 0 <= block < self.records.shape[1]:
             return None
         name, offset, length = self.records[:, block, self.layers.index(layer)].tolist()
@@ -94,7 +94,7 @@ class Contents:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, row: Document, where: str) -> "Contents":
-        """The contents of a document, of these bytes in object `where`. Raises ValueError."""
+        """The contents of a document, decoded; where: the object of `data`. Raises ValueError."""
         stored = unpack(decompressed(bytes(data)), _Stored)
         layers, names = stored.layers, [name or where for name in stored.names]
         if not layers or layers != sorted(set(layers)):
@@ -103,7 +103,7 @@ class Contents:
         numbers, offsets, lengths = records
         right = (numbers >= 0) & (numbers < len(names)) & (offsets >= 0) & (lengths > 0)
         if not ((right & (lengths <= OBJECT_BYTES)) | (lengths == 0)).all():
-            raise ValueError("its records are nowhere")
+            raise ValueError("its records have no objects")
         if len(stored.digests) != (DIGEST_BYTES * row.blocks if row.of_passages else 0):
             raise ValueError("it does not name its passages")
         values = {value: place._replace(name=place.name or where) for value, place in stored.values}
@@ -114,7 +114,7 @@ class Contents:
 
 
 def read_contents(objects: Ranges, entry: Entry, data: bytes | memoryview) -> Contents:
-    """The contents of an entry, of these bytes. Raises CorruptMemory."""
+    """The contents of an entry, decoded. Raises CorruptMemory."""
     check_digest(objects, entry.contents, data)
     try:
         return Contents.decode(data, entry.row, entry.contents.name)
@@ -123,9 +123,9 @@ def read_contents(objects: Ranges, entry: Entry, data: bytes | memoryview) -> Co
 
 
 def read_parts(objects: Ranges, entry: Entry) -> Iterator[Part]:
-    """The parts of a document, as they were in the memory that wrote it: tokens, landmarks, then
-    records in order of block and layer, some 8 MB at a time. Checks values, and leaves records to
-    the caller. Raises CorruptMemory, StoreUnavailable.
+    """The parts of a document: tokens, search data, then records in order of block and layer, read
+    in batches of 8 MB. Checks values; the caller checks records. Raises CorruptMemory,
+    StoreUnavailable.
     """
     contents = read_contents(objects, entry, objects.get_range(*entry.contents.extent))
     batch, size = list[tuple[Value | tuple[int, int], Extent]](), 0
@@ -165,7 +165,7 @@ def _read(
 
 
 def check_digest(objects: Ranges, place: Place, data: bytes | memoryview) -> None:
-    """Raises CorruptMemory where these are not the bytes of a place."""
+    """Raises CorruptMemory if `data` does not match a place's checksum."""
     if len(data) != place.length or xxh3_64_intdigest(data) != place.digest:
         raise damaged(objects, place.extent, "wrong checksum")
 
@@ -184,10 +184,10 @@ def damaged(objects: Ranges, extent: Extent, error: object) -> CorruptMemory:
 
 @dataclass(eq=False)
 class Segment:
-    """Bytes that become an object, or a part of one."""
+    """Bytes of a future object, or of a part of one."""
 
-    name: str = ""  # of the object; "" until it has one
-    start: int = 0  # of these bytes in the object
+    name: str = ""  # name of the object; "" until it has one
+    start: int = 0  # offset of these bytes in the object
     chunks: list[bytes] = field(default_factory=list)
     size: int = 0  # bytes
 
@@ -199,7 +199,7 @@ class Segment:
 
 
 Stored = tuple[Segment, int, int]
-"""A segment, an offset there, and a length."""
+"""A segment, an offset in it, and a length."""
 
 
 @dataclass(frozen=True)
@@ -208,13 +208,13 @@ class Draft:
 
     document: Document
     layers: list[int]
-    values: dict[Value, tuple[Stored, int]] = field(default_factory=dict)  # with digests
+    values: dict[Value, tuple[Stored, int]] = field(default_factory=dict)  # with checksums
     digests: list[Digest] = field(default_factory=list)
     records: dict[tuple[int, int], Stored] = field(default_factory=dict)  # by block and layer
 
     def encode(self) -> bytes:
-        """The contents as they are stored, once all other objects have names. Raises InvalidInput
-        where readers would refuse their size.
+        """The stored form of the contents; all other objects must have names. Raises InvalidInput
+        for a size that readers would refuse.
         """
         names: dict[str, int] = {}
         records = np.zeros((3, self.document.blocks, len(self.layers)), "<i8")
@@ -235,7 +235,7 @@ class Draft:
         return zstandard.compress(packed)
 
     def entry(self, contents: Place) -> Entry:
-        """The entry of the document, once its contents are stored."""
+        """The entry of the document, whose contents are stored at `contents`."""
         segments = [segment for segment, _, _ in self.records.values()]
         segments += [segment for (segment, _, _), _ in self.values.values()]
         names = {segment.name or contents.name for segment in segments} | {contents.name}
@@ -244,22 +244,21 @@ class Draft:
 
 
 Append = Callable[[Kind, bytes], Stored]
-"""Appends bytes of a kind."""
+"""Appends bytes of a kind to a segment."""
 
 
 class DocumentWriter:
-    """Writes documents, one after the other. Used by one thread."""
+    """Writes documents in turn. For one thread."""
 
     def __init__(self, append: Append) -> None:
         self._append = append
-        self.passages: dict[Digest, Stored] = {}  # that are stored already
+        self.passages: dict[Digest, Stored] = {}  # stored passages
 
     def write(self, head: Head, parts: Iterable[Part], *, records: bool = True) -> Draft:
-        """Write a document. Known passages need no records among the parts.
+        """Write a document. Passages that are stored already need no records among the parts.
 
-        records: False for a document of passages as text alone, whose parts have no records.
-        Raises CorruptMemory (a part is damaged or missing), and what the parts and the target
-        raise.
+        records: False for a document of passages as text, whose parts have no records. Raises
+        CorruptMemory (a part is damaged or missing), and what the parts and the target raise.
         """
         order, document = PartOrder(head), head.document
         draft = Draft(document, document.memory_layers(head.signature), digests=order.digests)

@@ -1,8 +1,8 @@
-"""One document in one file: the parts and the contents of a document (memstore.share.contents), as
-an object of a publication has them, followed by a manifest that names this document alone.
+"""An exported document: its parts and contents (memstore.share.contents), as in an object of a
+publication, and a manifest with this one document.
 
     magic "mRexport"
-    the parts, one after the other, then the contents
+    the parts, then the contents
     the footer: the manifest
     bytes of the footer (u64), XXH3-64 of these 8 bytes, magic "mRexpend"
 """
@@ -31,8 +31,8 @@ _TRAILER = struct.Struct("<QQ8s")  # bytes of the footer, checksum, magic
 
 
 def check_target(file: Path) -> None:
-    """Refuse to overwrite anything but an export or an empty file, and to write into a memory's
-    directory. Raises InvalidInput.
+    """Refuse a target inside a memory's directory, and an existing file that is neither an export
+    nor empty. Raises InvalidInput.
     """
     check_outside_memories(file)
     if not os.path.lexists(file):
@@ -44,13 +44,13 @@ def check_target(file: Path) -> None:
         begin = source.read(len(_BEGIN)) or _BEGIN
     if begin != _BEGIN:
         raise InvalidInput(
-            f"{file} is no exported document, and is left as it is; name another file, or remove it"
+            f"{file} is not an exported document, and is unchanged; name another file, or remove it"
         )
 
 
 def write_document(head: Head, parts: Iterable[Part], file: Path) -> int:
-    """Write a document to a new file as its parts come; return its bytes. A file that exists is
-    replaced at the end, or stays as it is.
+    """Write a document to a file as its parts arrive; return its bytes. An existing file is
+    replaced at the end, and unchanged after an error.
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory (a part is damaged
     or missing), and what the parts raise.
@@ -58,7 +58,7 @@ def write_document(head: Head, parts: Iterable[Part], file: Path) -> int:
     try:
         with replacement(file) as out:
             out.write(_BEGIN)
-            whole = Segment()  # the file
+            whole = Segment()  # the whole file
 
             def append(kind: Kind, data: bytes) -> Stored:
                 offset = out.tell()
@@ -91,7 +91,7 @@ def _trailer(size: int) -> bytes:
 
 
 class DocumentFile:
-    """An exported document; its parts are read by ranges, as those of a publication."""
+    """An exported document, read by ranges like a publication."""
 
     def __init__(self, file: Path) -> None:
         """Read the footer. Raises InvalidInput (no export, truncated, damaged), NewerFormat,
@@ -100,16 +100,16 @@ class DocumentFile:
         self.file, self.url = file, str(file)
         try:
             if file.exists() and not file.is_file():
-                raise CorruptMemory("it is no file")
+                raise CorruptMemory("it is not a file")
             with self._opened() as source:
                 begin = source.read(len(_BEGIN))
                 self._size = os.fstat(source.fileno()).st_size
             if begin != _BEGIN:
-                raise CorruptMemory("it does not begin like one")
+                raise CorruptMemory("it does not begin as one")
             end = self._size - _TRAILER.size
             size, _, _ = _TRAILER.unpack(self.get_range("", max(0, end), _TRAILER.size))
             if self.get_range("", end, _TRAILER.size) != _trailer(size):
-                raise CorruptMemory("it does not end like one")
+                raise CorruptMemory("it does not end as one")
             if size > min(OBJECT_BYTES, end):
                 raise CorruptMemory("its footer is too large")
             packed = self.get_range("", end - size, size)
@@ -122,8 +122,8 @@ class DocumentFile:
             raise self._damaged(error) from error
 
     def parts(self) -> Iterator[Part]:
-        """The document's parts, each checked. Raises InvalidInput, at the latest at the end, where
-        a memory could not use all of them.
+        """The document's parts, each checked. Raises InvalidInput, at the latest at the end, if
+        they are not a complete document.
         """
         try:
             yield from usable_parts(self.head, read_parts(self, self._entry))
@@ -152,6 +152,6 @@ class DocumentFile:
     def _damaged(self, error: Exception) -> InvalidInput:
         what = str(error).partition(";")[0].removeprefix(f"{self.url}: ")
         return InvalidInput(
-            f"{self.file} is no whole exported document ({what}); export it again, nothing was "
+            f"{self.file} is not a whole exported document ({what}); export it again, nothing was "
             "imported"
         )

@@ -1,6 +1,6 @@
-"""The parts of a document, as memories, exported files and publications hold them: tokens,
-landmarks and records, in this order; how a memory's directory gives them, and the check that parts
-are those of a complete document.
+"""The parts of a document in memories, exported files and publications (tokens, search data and
+records, in this order): reading them from a memory's directory, and checking that they are
+complete.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,18 +28,18 @@ from memstore.disk.tables.texts import (
 )
 from memstore.errors import CorruptMemory, InvalidInput
 
-_BATCH_BYTES = 8 << 20  # of parts that are read in one transaction
+_BATCH_BYTES = 8 << 20  # bytes of parts that are read in one transaction
 
 
 class Tokens(NamedTuple):
     """A value of the table of tokens."""
 
-    first: Count  # token, or passage, that it begins with
+    first: Count  # its first token or passage
     value: bytes
 
 
 class IndexRun(NamedTuple):
-    """A value of the table of landmarks."""
+    """A value of the table of search data."""
 
     part: Layer  # layer of landmark keys, or part of a selector's runs
     first_block: Block
@@ -58,7 +58,7 @@ Part = Tokens | IndexRun | Record
 
 
 class Head(NamedTuple):
-    """A document's row, and the model and selector that its parts are of."""
+    """A document's row, and the model and selector of its parts."""
 
     signature: Signature
     document: Document
@@ -66,8 +66,8 @@ class Head(NamedTuple):
 
 
 def check_parts(head: Head, parts: Iterable[Part]) -> tuple[int, int]:
-    """Check that these are the parts of a complete document, in order; return the number of its
-    records and their bytes. Raises CorruptMemory.
+    """Check that these parts are a complete document, in order; return the number and bytes of its
+    records. Raises CorruptMemory.
     """
     records = size = 0
     try:
@@ -80,8 +80,8 @@ def check_parts(head: Head, parts: Iterable[Part]) -> tuple[int, int]:
 
 
 def usable_parts(head: Head, parts: Iterable[Part]) -> Iterator[Part]:
-    """These parts, each checked so that a memory can use it: complete, in order, with finite
-    numbers, and tokens of the vocabulary. Raises ValueError, CorruptBlock.
+    """These parts, each checked before it is yielded: complete, in order, finite numbers, and
+    tokens of the vocabulary. Raises ValueError, CorruptBlock.
     """
     order = PartOrder(head)
     for part in order.checked(parts):
@@ -91,8 +91,8 @@ def usable_parts(head: Head, parts: Iterable[Part]) -> Iterator[Part]:
 
 
 class PartOrder:
-    """Checks that parts are those of a complete document, in order: `add` each, then `end`. Both
-    raise ValueError where they are not.
+    """Checks that parts are a complete document, in order: `add` each, then `end`; both raise
+    ValueError if not.
     """
 
     def __init__(self, head: Head) -> None:
@@ -102,21 +102,21 @@ class PartOrder:
         vocabulary = signature.architecture.get("vocab_size")
         self._vocabulary = vocabulary if isinstance(vocabulary, int) else 1 << 32
         self.blocks = BlockTable(signature, "raw")  # reads records of every codec
-        self._lengths: np.ndarray | None = None  # of its blocks, once all of its tokens are there
+        self._lengths: np.ndarray | None = None  # tokens of each block, after the last tokens
         self._passages: PassageOrder | None = None
-        self.digests: list[Digest] = []  # of its passages, by block
+        self.digests: list[Digest] = []  # digests of its passages, by block
         if document.of_passages:
-            _expect(spec is not None, "passages are found by a selector")
+            _expect(spec is not None, "passages need a selector")
             self._passages = PassageOrder()
         else:
-            _expect(spec is None, "a selector finds passages")
+            _expect(spec is None, "a selector needs passages")
             blocks_ = -(-document.tokens // self._size)
-            _expect(document.blocks == blocks_, "its blocks are not counted")
+            _expect(document.blocks == blocks_, "its count of blocks is wrong")
         self._tokens = self._characters = 0
         self._first = document.first_blocks(signature)
         self._coverage: Coverage | None = None
         self._last = -1  # block of the latest record
-        self._records = (  # that have to come, of a document of blocks
+        self._records = (  # expected records of a document of blocks
             (block, layer)
             for block in range(min(self._first.values(), default=0), document.blocks)
             for layer, first in self._first.items()
@@ -124,14 +124,14 @@ class PartOrder:
         )
 
     def checked(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """All parts of a document, each checked before it is returned. Raises CorruptBlock too."""
+        """These parts, each checked before it is yielded. Also raises CorruptBlock."""
         for part in parts:
             self.add(part)
             yield part
         self.end()
 
     def add(self, part: Part) -> None:
-        """The next part. Raises CorruptBlock too."""
+        """Check the next part. Also raises CorruptBlock."""
         if isinstance(part, Tokens):
             _expect(self._lengths is None, "tokens after landmarks")
             self._add_tokens(part)
@@ -149,7 +149,7 @@ class PartOrder:
             block, layer, data = part
             if self._passages is None:
                 right = next(self._records, None) == (block, layer)
-            else:  # any may lack its record
+            else:  # passages may lack records
                 right = layer == 0 and self._last < block < self._document.blocks
             self._last = block
             what = f"a record before block {block}, layer {layer} is missing, or it is one too many"
@@ -159,7 +159,7 @@ class PartOrder:
             _expect(length == told, f"block {block} has {length} tokens instead of {told}")
 
     def record_id(self, block: int, layer: int) -> tuple[RecordKey, WriteId]:
-        """The key and the write that a record of the document names, once all tokens were added."""
+        """The key and write id that a record of the document must have, after its tokens."""
         document = self._document
         if self._passages is not None:
             return RecordKey(document.id, 0, layer), self.digests[block]
@@ -189,7 +189,7 @@ class PartOrder:
         )
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each block, once all parts with tokens are there."""
+        """Tokens of each block, after the last part with tokens."""
         document = self._document
         if self._lengths is None:
             if self._passages is None:
@@ -203,7 +203,7 @@ class PartOrder:
         return self._lengths
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Check that all parts were added."""
         self.lengths()
         if self._coverage is not None:
             self._coverage.end()
@@ -223,12 +223,11 @@ def stored_parts(
     document: Document,
     wants: Callable[[StoredPassage], bool] | None = lambda passage: True,
 ) -> Iterator[Part]:
-    """The parts of a document in order: tokens, landmarks, records; copies.
+    """Copies of a document's parts in order: tokens, search data, records.
 
-    wants: called with each passage that has records; records of unwanted passages are left out.
-    None: of all passages. Each batch of parts is read in a transaction of its own, which does not
-    stay open while the caller uploads. Raises InvalidInput (the document changed in between),
-    CorruptMemory.
+    wants: is the record of this passage wanted; None: no records of passages. Each batch of parts
+    has its own transaction, so that none stays open while the caller uploads. Raises InvalidInput
+    (the document changed concurrently), CorruptMemory.
     """
     at: _At | None = _At(0, 0, 0)
     while at is not None:
@@ -250,10 +249,10 @@ def stored_parts(
 
 
 class _At(NamedTuple):
-    """The place of a part in a document."""
+    """The position of a part in a document."""
 
-    table: int  # 0: tokens, 1: landmarks, 2: records
-    part: int  # of landmarks
+    table: int  # 0: tokens, 1: search data, 2: records
+    part: int  # part of search data
     first: int  # token, passage or block
 
 
@@ -264,7 +263,7 @@ def _parts_from(
     at: _At,
     wants: Callable[[StoredPassage], bool] | None,
 ) -> Iterator[tuple[_At, Part]]:
-    """Parts from a place on, each with its own place."""
+    """Parts from a position on, each with its position."""
     if at.table == 0:
         for first, value in catalog.texts.parts(txn, document.id, at.first):
             yield _At(0, 0, first), Tokens(first, value)

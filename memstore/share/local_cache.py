@@ -1,10 +1,10 @@
-"""A cache in a directory: values read from the object store, as files, within a budget of bytes. It
+"""A cache of values from the object store, as files in a directory with a budget of bytes. It
 survives restarts, is shared by processes, and may be deleted at any time.
 
-A file is written under another name and renamed, so a reader sees all of it or none, without
-waiting. A process looks what all files take whenever it has written an eighth of the budget, and
-deletes those that were used longest ago; so several processes may exceed it by an eighth each.
-Values are not trusted: the caller checks them, and drops damaged ones.
+A file is written under another name and renamed, so that readers see all of it or none. Whenever a
+process has written an eighth of the budget, it sums up the files and deletes those used longest
+ago; so each process may exceed the budget by an eighth. Callers check all values, and drop damaged
+ones.
 """
 
 import errno
@@ -21,8 +21,8 @@ from memstore.errors import InvalidInput
 from memstore.paths import expanded
 from memstore.tiers.stats import TierCounter
 
-_SUFFIX = ".cached"  # of its files: all others are left alone
-_LEFT = 300.0  # seconds after which a file that was never renamed belongs to no writer
+_SUFFIX = ".cached"  # of its files; other files are ignored
+_LEFT = 300.0  # seconds after which a file that was never renamed is abandoned
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -30,16 +30,16 @@ class LocalCache:
     """Values by key in a directory. Safe for several threads and processes."""
 
     def __init__(self, path: Path | str, budget: int) -> None:
-        """path: a directory, made where there is none; budget: bytes of the values' files. Raises
+        """path: a directory, made if it does not exist; budget: bytes of all files. Raises
         InvalidInput (it cannot be written).
         """
         self.path, self.budget = expanded(path), budget
         self.counter = TierCounter()
         self._lock = threading.Lock()
-        self._room = 0  # bytes that may be written before looking again
+        self._room = 0  # bytes that may be written before the next sweep
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=self.path).close()  # may it be written?
+            tempfile.TemporaryFile(dir=self.path).close()  # is it writable?
         except OSError as error:
             raise InvalidInput(
                 f"the local cache {self.path} cannot be used ({error.strerror}); name another "
@@ -47,8 +47,8 @@ class LocalCache:
             ) from error
 
     def get_many(self, keys: Sequence[str], most: int) -> list[bytes | None]:
-        """The values of some keys; None for a missing one, and for one of more than `most` bytes,
-        which is removed unread.
+        """The values of keys; None for a missing one, and for one of more than `most` bytes, which
+        is removed unread.
         """
         return [self._get(self._file(key), most) for key in keys]
 
@@ -69,7 +69,7 @@ class LocalCache:
             return None
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
-        """Store values, but for those that are too large; a failure is counted."""
+        """Store values, except those that are too large; failures are counted."""
         with self._lock:
             for key, value in items:
                 file, size = self._file(key), len(value)
@@ -107,14 +107,14 @@ class LocalCache:
         return f"{self.path}/{name[:2]}/{name[2:]}{_SUFFIX}"
 
     def _sweep(self, most: int) -> None:
-        """Delete what was used longest ago until `most` bytes are left."""
+        """Delete the least recently used files until `most` bytes are left."""
         found: list[tuple[float, int, Path]] = []
         for file in self.path.glob(f"??/*{_SUFFIX}*"):
             with suppress(OSError):
                 status = file.stat()
                 if file.suffix == _SUFFIX:
                     found.append((status.st_mtime, status.st_size, file))
-                elif time.time() - status.st_mtime > _LEFT:  # its writer has ended
+                elif time.time() - status.st_mtime > _LEFT:  # abandoned
                     file.unlink()
         total = sum(size for _, size, _ in found)
         for _, size, file in sorted(found):

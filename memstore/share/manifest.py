@@ -1,12 +1,12 @@
-"""The manifests of a publication: numbered, each written once, each naming everything that the
-publication holds; readers read the newest, and never go back to an older one.
+"""Manifests of a publication: numbered, each written once, each with the whole state of the
+publication. Readers use the newest manifest, and never return to an older one.
 
 Manifest n is the object `manifests/` and 2**64 - 1 - n in 16 hexadecimal digits, so that the newest
-is first in a listing. It holds the memory's signature, codec and selector, every document's row
-with where its contents are, and the objects of lists of the selector's token landmarks, if there
-are any. memstore.share.publish writes the next manifest. An exported file ends with one of its own.
+is first in a listing. It has the memory's signature, codec and selector, the row of each document
+with the place of its contents, and the objects of the selector's lists, if any.
+memstore.share.publish writes the next manifest. An exported file ends with its own manifest.
 
-    magic (8 bytes), format (u32), a zero (u32), msgpack compressed by zstd, XXH3-64 of all that
+    magic (8 bytes), format (u32), zero (u32), msgpack compressed by zstd, XXH3-64 of all before
 """
 
 import os
@@ -43,12 +43,12 @@ from memstore.share.ranges import OBJECT_BYTES
 
 FORMAT = 12  # of publications and exported documents
 MANIFESTS = "manifests"
-LISTS = "lists"  # objects of the lists that passages are found by in two stages
+LISTS = "lists"  # folder of the lists for search in two stages
 MAGIC = b"mRmanife"
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
 _LAST = (1 << 64) - 1
 _DIGITS = re.compile("[0-9a-f]{16}")
-_SEEN = struct.Struct("<Q16s")  # number and id of the newest manifest that was read
+_SEEN = struct.Struct("<Q16s")  # number and id of the newest manifest read so far
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,14 +64,14 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Manifest:
-    """A publication at one time."""
+    """One state of a publication."""
 
     signature: Signature
-    codec: str  # of the first publisher; each record names its own
+    codec: str  # of the first publisher; each record names its own codec
     created: float
     selector: IndexSpec | None
-    entries: dict[str, Entry] = field(default_factory=dict)  # by name, in order of names
-    lists: list[Place] = field(default_factory=list)  # of token landmarks; the header first
+    entries: dict[str, Entry] = field(default_factory=dict)  # by document name, in order of names
+    lists: list[Place] = field(default_factory=list)  # lists of token landmarks; the header first
     number: int = 0  # 0: not published
     id: bytes = b""  # random
 
@@ -86,15 +86,15 @@ class Manifest:
         return self.segments | {place.name for place in self.lists}
 
     def encode(self, magic: bytes = MAGIC) -> bytes:
-        """The object. Raises InvalidInput where readers would refuse its size."""
+        """The bytes of the object. Raises InvalidInput for a size that readers would refuse."""
         values = {**vars(self), "documents": list(self.entries.values())}
         del values["entries"]
         return pack(magic, values | {"signature": self.signature.to_dict()})
 
     @classmethod
     def decode(cls, data: bytes | memoryview, what: str, magic: bytes = MAGIC) -> "Manifest":
-        """The manifest of an object. what: names the object. Raises CorruptMemory, NewerFormat,
-        OlderFormat.
+        """The manifest in the bytes of an object. what: the object's name, for messages. Raises
+        CorruptMemory, NewerFormat, OlderFormat.
         """
         try:
             held = _open_packed(magic, data, what)
@@ -121,7 +121,7 @@ def _row(values: dict[str, Any]) -> Document:
 
 
 def pack(magic: bytes, value: Any, *, number: int = FORMAT) -> bytes:
-    """Encode a manifest's values. Raises InvalidInput where readers would refuse the size."""
+    """Encode a manifest's values. Raises InvalidInput for a size that readers would refuse."""
     plain = msgspec.msgpack.encode(value)
     data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(plain)
     if max(len(plain), len(data) + _DIGEST.size) > OBJECT_BYTES:
@@ -139,7 +139,7 @@ def _open_packed(magic: bytes, data: bytes | memoryview, what: str) -> _Manifest
         raise ValueError("it is truncated")
     found, number, _ = _HEAD.unpack_from(data)
     if found != magic:
-        raise ValueError("it is something else")
+        raise ValueError("it is no manifest")
     if data[-_DIGEST.size :] != _DIGEST.pack(xxh3_64_intdigest(data[: -_DIGEST.size])):
         raise ValueError("its checksum does not match")
     if number > FORMAT:
@@ -171,7 +171,7 @@ def manifest_number(name: str) -> int:
 
 
 def newest_number(objects: ObjectStore) -> int | None:
-    """The number of the newest manifest, by one listing; None where there is none. Raises
+    """The number of the newest manifest, from one listing; None if there is none. Raises
     CorruptMemory, StoreUnavailable, MemoryNotFound (no bucket).
     """
     name = objects.first(MANIFESTS)
@@ -193,12 +193,12 @@ def read_manifest(objects: ObjectStore, number: int) -> Manifest:
 
 
 def find_newest(objects: ObjectStore, folder: Path | None = None) -> Manifest | None:
-    """The newest manifest, or None where nothing was published. folder: of a local cache, which
-    remembers the newest one that was read. Raises as `read_manifest`, and StaleMemory where that is
-    a newer one, or another one of this number.
+    """The newest manifest, or None if nothing was published. folder: of a local cache, which
+    remembers the newest manifest read so far. Raises as `read_manifest`, and StaleMemory if that
+    manifest is newer, or another one with the same number.
     """
     file: Path | None = None
-    seen, id_ = 0, b""  # of that one
+    seen, id_ = 0, b""  # number and id of the remembered one
     if folder is not None:
         name = blake2b(objects.identity.encode(), digest_size=20).hexdigest()
         file = folder / f"newest-{name}"
@@ -211,20 +211,20 @@ def find_newest(objects: ObjectStore, folder: Path | None = None) -> Manifest | 
     if seen > found or (seen == found and id_ != manifest.id):
         other = "another" if seen == found else f"the newest manifest is {found}, but"
         raise StaleMemory(
-            f"{objects.url}: {other} manifest {seen} was read before: somebody restored an older "
-            f"state; publish again, or delete {file} to accept it"
+            f"{objects.url}: {other} manifest {seen} was read before: an older state was restored; "
+            f"publish again, or delete {file} to accept it"
         )
     if file is not None and seen < found:
-        # by a new file: another process reads the whole of one or of the other
+        # replaced by a rename, so that other processes read a whole file
         made = file.with_name(f"newest-{os.getpid()}-{threading.get_ident()}")
-        with suppress(OSError):  # a full disk remembers nothing
+        with suppress(OSError):  # such as a full disk
             made.write_bytes(_SEEN.pack(found, manifest.id))
             made.rename(file)
     return manifest
 
 
 def read_newest(objects: ObjectStore, folder: Path | None = None) -> Manifest:
-    """As `find_newest`; raises MemoryNotFound where nothing was published."""
+    """As `find_newest`; raises MemoryNotFound if nothing was published."""
     manifest = find_newest(objects, folder)
     if manifest is None:
         raise MemoryNotFound(

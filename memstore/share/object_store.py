@@ -1,4 +1,4 @@
-"""A small interface to an object store. Its errors are memstore's own: one line each, without
+"""A small interface to an object store, whose errors are memstore's own: one line each, without
 credentials.
 """
 
@@ -21,7 +21,7 @@ from memstore.share.ranges import OBJECT_BYTES
 
 T = TypeVar("T")
 
-_asked_by: int | None = None  # the first process that called an object store
+_asked_by: int | None = None  # id of the process that first called an object store
 
 
 class Found(NamedTuple):
@@ -34,15 +34,15 @@ class Found(NamedTuple):
 
 class ObjectStore:
     """Objects by name ("a/b"), each written whole or not at all, in one of obstore's stores, which
-    repeats failed requests and ends each in time. May be used by several threads.
+    retries failed requests and has timeouts. Safe for several threads.
 
-    url: without credentials. identity: the URL and its endpoint; one store has one identity. Every
-    call raises StoreUnavailable where the store is unavailable or refuses, and MemoryClosed in a
-    fork of a process that has called one; reading a missing object raises ObjectNotFound.
+    url: without credentials. identity: the URL and its endpoint, one for each store. Every call
+    raises StoreUnavailable if the store is unavailable or refuses, and MemoryClosed in a fork of a
+    process that has called a store; reading a missing object raises ObjectNotFound.
     """
 
     def __init__(self, url: str, store: Any, *, endpoint: str = "", ordered: bool = False) -> None:
-        """Use open_object_store. ordered: listings are in order of names."""
+        """Use open_object_store. ordered: are listings in order of names."""
         import obstore
         import obstore.exceptions
 
@@ -51,10 +51,10 @@ class ObjectStore:
         self._ordered, self._obstore = ordered, obstore
 
     def get(self, name: str) -> memoryview:
-        """An object. One of more than OBJECT_BYTES raises CorruptMemory, and is not read."""
+        """The bytes of an object. Raises CorruptMemory, without reading it, above OBJECT_BYTES."""
 
         def read() -> memoryview:
-            found = self._obstore.get(self.store, name)  # its head alone
+            found = self._obstore.get(self.store, name)  # metadata; bytes() reads the object
             if found.meta["size"] > OBJECT_BYTES:
                 raise CorruptMemory(
                     f"{self.url}: {name} is damaged (it has {found.meta['size']:,} bytes, which "
@@ -66,7 +66,7 @@ class ObjectStore:
         return self._asked(read, name)
 
     def get_range(self, name: str, offset: int, length: int) -> memoryview:
-        """Part of an object, of exactly this length. Raises CorruptMemory where it ends before."""
+        """Exactly `length` bytes of an object. Raises CorruptMemory if it ends before."""
         found = self._asked(
             lambda: self._obstore.get_range(self.store, name, start=offset, length=length), name
         )
@@ -75,7 +75,7 @@ class ObjectStore:
         return memoryview(found)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new object; return False, and change nothing, where there is one already."""
+        """Write a new object; return False, and change nothing, if it exists already."""
         exceptions = self._obstore.exceptions
         taken = (FileExistsError, exceptions.AlreadyExistsError, exceptions.PreconditionError)
 
@@ -89,11 +89,11 @@ class ObjectStore:
         return self._asked(write, name)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object, in place of any other of this name."""
+        """Write an object, replacing an existing one."""
         self._asked(lambda: self._obstore.put(self.store, name, data, use_multipart=False), name)
 
     def names(self, prefix: str) -> Iterator[Found]:
-        """The objects below a prefix ("a" has "a/b"), in no order."""
+        """The objects below a prefix ("a" has "a/b"), in any order."""
         list_pages = self._obstore.list
         pages = self._asked(lambda: iter(list_pages(self.store, prefix, chunk_size=1000)), prefix)
 
@@ -101,7 +101,7 @@ class ObjectStore:
             try:
                 return next(pages, ())
             except FileNotFoundError:
-                return ()  # a missing directory has none
+                return ()  # a missing directory has no objects
 
         while page := self._asked(read, prefix):
             for found in page:
@@ -113,7 +113,7 @@ class ObjectStore:
         return next(found, None) if self._ordered else min(found, default=None)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; missing ones are passed over."""
+        """Delete objects; missing ones are ignored."""
         at_once(self._delete, names)
 
     def _delete(self, name: str) -> None:
@@ -125,7 +125,7 @@ class ObjectStore:
         global _asked_by
         if _asked_by is None:
             _asked_by = os.getpid()
-        if _asked_by != os.getpid():  # a fork lacks obstore's threads, and would wait for ever
+        if _asked_by != os.getpid():  # a fork lacks obstore's threads, and would hang
             raise MemoryClosed(
                 f"{self.url}: process {_asked_by} used an object store before it forked this one; "
                 "start processes that use one with spawn, not fork"
@@ -140,15 +140,15 @@ class ObjectStore:
 
 # Errors
 
-CREDENTIALS = {  # in the environment
+CREDENTIALS = {  # variables of the environment, by scheme
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
-_FILE = re.compile("_(FILE|PATH)$|^GOOGLE_APPLICATION_CREDENTIALS$")  # a path of secrets
+_FILE = re.compile("_(FILE|PATH)$|^GOOGLE_APPLICATION_CREDENTIALS$")  # paths, not secrets
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
-_TOO_SHORT = ("range was invalid", "invalid range", "status code: 416")  # a range after its end
+_TOO_SHORT = ("range was invalid", "invalid range", "status code: 416")  # range beyond the end
 _REFUSED = (
     "403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId", "ermission denied",
     "169.254.169.254", "latest/api/token", "metadata.google", "redential", "NoAuth",
@@ -163,7 +163,7 @@ def object_error(error: Exception, url: str, name: str) -> MemstoreError:
     if any(sign in text.lower() for sign in _TOO_SHORT):
         return CorruptMemory(f"{url}: {name} is truncated; publish it again with --check")
     if any(sign in text for sign in _NO_BUCKET):
-        return MemoryNotFound(f"{url}: there is no such bucket; make it, or name another")
+        return MemoryNotFound(f"{url}: the bucket does not exist; create it, or name another")
     if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
         return ObjectNotFound(f"{url}: there is no {name}; another process removed it")
     if any(sign in text for sign in _REFUSED):
@@ -183,13 +183,13 @@ def first_line(error: Exception) -> str:
         for name, value in os.environ.items()
         if len(value) >= 4 and _SECRET.search(name.upper()) and not _FILE.search(name.upper())
     ]
-    for value in sorted(secrets, key=len, reverse=True):  # one may begin with another
+    for value in sorted(secrets, key=len, reverse=True):  # one may be a prefix of another
         text = text.replace(value, "***")
     return without_credentials(text)[:300].rstrip(".") or type(error).__name__
 
 
 def without_credentials(text: str) -> str:
     """The text, with users, passwords and queries removed from its URLs."""
-    # A password may hold a slash or an @ that should have been encoded.
+    # a password may contain a slash or an @ that should have been encoded
     text = re.sub(r"(?<=://)([^/\s]*:\S*@|[^/\s]*@)", "", text)
     return re.sub(r"((?<=\w)|(?<=/))\?\S*", "", text)

@@ -1,8 +1,8 @@
 """The object store at a URL: a prefix of an S3, Google or Azure bucket, a directory, or this
 process's memory.
 
-Credentials come from the environment, as the store's own SDK takes them, and are written to no URL,
-no file and no message.
+Credentials come from the environment variables of the store's own SDK, and are never written to a
+URL, file or message.
 """
 
 import os
@@ -21,15 +21,14 @@ _ENDPOINTS = {
     "az": ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"),
 }
-_in_process: dict[str, Any] = {}  # stores of memory://, until the process ends
+_in_process: dict[str, Any] = {}  # stores of memory://
 
 
 def open_object_store(url: str, *, make: bool = False, timeout: float = 60.0) -> ObjectStore:
     """The object store at a URL.
 
-    make: create a missing directory (file://). timeout: seconds that a request may take, and
-    that it is repeated where it fails. Raises InvalidInput (a URL that cannot be used),
-    MemoryNotFound (no such directory).
+    make: create a missing directory (file://). timeout: seconds of a request, and of its retries.
+    Raises InvalidInput (an unusable URL), MemoryNotFound (no such directory).
     """
     try:
         parts = urlsplit(url)
@@ -42,7 +41,7 @@ def open_object_store(url: str, *, make: bool = False, timeout: float = 60.0) ->
             f"{without_credentials(url)}: unknown scheme {parts.scheme!r}; use one of "
             f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
         )
-    # A bucket has no colon, while a user before a password with a slash in it has.
+    # a bucket has no colon; the user before a password with a slash has one
     user = "@" in parts.netloc or (":" in parts.netloc and parts.scheme in _ENDPOINTS)
     if user or parts.query or parts.fragment:
         raise InvalidInput(
@@ -73,7 +72,7 @@ def _local(url: str, path: Path, make: bool) -> ObjectStore:
 
     try:
         if (path / DATA).exists():
-            raise InvalidInput(f"{url} is a memory's own directory; publish to another")
+            raise InvalidInput(f"{url} is a memory's directory; publish to another directory")
         if make:
             path.mkdir(parents=True, exist_ok=True)
         elif not path.is_dir():

@@ -1,5 +1,5 @@
-"""Work in parallel on daemon threads: a request that hangs delays neither Ctrl-C nor the end of the
-process, while concurrent.futures would join its threads.
+"""Parallel work on daemon threads, so that a request that hangs delays neither Ctrl-C nor the end
+of the process; concurrent.futures would join its threads.
 """
 
 import threading
@@ -12,7 +12,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _AT_ONCE = 16  # threads
-_PIECE = 0.5  # seconds
+_PIECE = 0.5  # seconds of one wait
 
 
 def begin(
@@ -63,7 +63,7 @@ def results(futures: "Sequence[Future[T]]") -> list[T]:
     try:
         waiting = {*futures}
         while waiting:
-            # in short waits: an interrupt that comes just as a wait begins does not end that one
+            # short waits: an interrupt just before a wait does not end that wait
             done, waiting = wait(waiting, _PIECE, FIRST_EXCEPTION)
             for future in done:
                 future.result()

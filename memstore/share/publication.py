@@ -1,5 +1,5 @@
-"""A publication as a database that follows the newest manifest: its states, and the tables of
-landmarks and tokens of each. Records are read by memstore.share.published_catalog.
+"""A publication as a database that follows the newest manifest, with tables of search data and
+tokens; memstore.share.published_catalog reads records.
 """
 
 import logging
@@ -20,25 +20,25 @@ from memstore.share.publication_options import REFRESH
 from memstore.share.valkey import Valkey
 
 _log = logging.getLogger("memstore")
-LEAVING = 300.0  # seconds that an unpublished document stays: as long as an answer may take
-_PATIENCE = 2.0  # seconds that an idle reader waits for a newer manifest
+LEAVING = 300.0  # seconds that an unpublished document stays readable, for running answers
+_PATIENCE = 2.0  # seconds that a reader waits for a newer manifest after an idle time
 
 
 @dataclass(frozen=True)
 class State:
-    """The publication as one manifest has it, and unpublished documents that stay a while.
+    """The documents of one manifest, and unpublished documents that stay readable for a while.
 
-    A document has a number, which is its row's id, until it is replaced; no number is used twice.
+    A document keeps its number, its row's id, until it is replaced; numbers are never reused.
     """
 
     manifest: Manifest
     published: Mapping[int, Entry]  # by number
-    leaving: Mapping[int, tuple[Entry, float]]  # and until when each stays (time.monotonic)
+    leaving: Mapping[int, tuple[Entry, float]]  # with the end of each (time.monotonic)
     last: int  # the greatest number so far
-    serial: int  # among the states of this process
+    serial: int  # number of this state in this process
 
     def next(self, manifest: Manifest) -> "State":
-        """The state of a manifest; it may be the same manifest."""
+        """The state after reading a manifest, which may be the same one."""
         now, last = time.monotonic(), self.last
         leaving = {n: stays for n, stays in self.leaving.items() if stays[1] > now}
         leaving |= {n: (entry, now + LEAVING) for n, entry in self.published.items()}
@@ -53,18 +53,18 @@ class State:
         return State(manifest, there, leaving, last, self.serial + 1)
 
     def entry(self, number: int) -> Entry | None:
-        """A document, which may be unpublished and stay, or None."""
+        """A published document, or an unpublished one that is still readable, or None."""
         return self.published.get(number) or self.leaving.get(number, (None, 0.0))[0]
 
 
 class Snapshot:
-    """A read transaction over the tables of landmarks and tokens of one State. Values from the
-    object store are checked already.
+    """A read transaction over the tables of search data and tokens of one State. Values were
+    checked when they were read.
     """
 
     def __init__(self, state: State, reads: CachedReads) -> None:
         self.state, self._reads = state, reads
-        self._held: dict[tuple[str, int], dict[bytes, bytes]] = {}  # that were read by `bring`
+        self._held: dict[tuple[str, int], dict[bytes, bytes]] = {}  # values that `bring` read
 
     def get_checked(self, table: str, key: bytes) -> bytes | None:
         """A value, or None. Raises CorruptMemory, StoreUnavailable."""
@@ -73,8 +73,8 @@ class Snapshot:
     def scan_checked(
         self, table: str, start: bytes, end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of the document of `start`, from key `start` to before `end`, in order;
-        all values of a document are read with the first. Raises CorruptMemory, StoreUnavailable.
+        """Keys and values of one document from key `start` to `end` (exclusive), in order; reads
+        all values of the document at once. Raises CorruptMemory, StoreUnavailable.
         """
         values = self._table(table, start)
         for key in sorted(values):
@@ -82,12 +82,12 @@ class Snapshot:
                 yield key, values[key]
 
     def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
-        """The greatest key of the same document that is not after `key`, or None."""
+        """The greatest key of the same document at or before `key`, or None."""
         return max((known for known in self._table(table, key) if known <= key), default=None)
 
     def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[memoryview] | None:
-        """Parts of landmarks, all read at the same time; None where one is not there. Raises
-        CorruptMemory, StoreUnavailable.
+        """Parts of values, read concurrently; None if one is missing. Raises CorruptMemory,
+        StoreUnavailable.
         """
         keys = [read_run_key(part.key) for part in wanted]
         entries = {number: self.state.entry(number) for number, _, _ in keys}
@@ -109,7 +109,7 @@ class Snapshot:
         return None if entry is None else self._reads.contents([entry])[0]
 
     def bring(self, documents: Sequence[int], table: str) -> None:
-        """Read all of some documents' values of a table, at the same time. Raises CorruptMemory,
+        """Read all values of these documents in a table, concurrently. Raises CorruptMemory,
         StoreUnavailable.
         """
         new = {n: self.state.entry(n) for n in documents if (table, n) not in self._held}
@@ -122,7 +122,7 @@ class Snapshot:
             self._held[table, number] = {_key(number, one): bytes(next(data)) for one in values}
 
     def _table(self, table: str, key: bytes) -> dict[bytes, bytes]:
-        """All values of a table by key, of the document of a key."""
+        """All values, by key, of a table for one document, which `key` names."""
         number = int.from_bytes(key[:8], "big")
         self.bring([number], table)
         return self._held.get((table, number), {})
@@ -136,7 +136,7 @@ def _key(number: int, value: Value) -> bytes:
 
 
 class PublishedDatabase:
-    """The read-only Database of a PublishedCatalog. May be used by several threads."""
+    """The read-only Database of a PublishedCatalog. Safe for several threads."""
 
     read_only = True
 
@@ -149,8 +149,8 @@ class PublishedDatabase:
         refresh: float = REFRESH,
     ) -> None:
         """Read the newest manifest. local, shared: caches between the host tier and the object
-        store; the local one also remembers the newest manifest. refresh: seconds after which a
-        newer one is looked for. Raises MemoryNotFound, CorruptMemory, StaleMemory, NewerFormat,
+        store; the local one also remembers the newest manifest. refresh: seconds between checks
+        for a newer one. Raises MemoryNotFound, CorruptMemory, StaleMemory, NewerFormat,
         OlderFormat, StoreUnavailable.
         """
         self.path, self.objects = objects.url, objects
@@ -165,8 +165,8 @@ class PublishedDatabase:
 
     @property
     def version(self) -> Version:
-        """The version of the state that is read. A newer manifest is looked for every few seconds,
-        in the background; a reader that was idle for longer waits for it, up to two seconds. Raises
+        """The version of the current state. Looks for a newer manifest every `refresh` seconds, in
+        the background; after a longer idle time, waits for it for up to two seconds. Raises
         MemoryClosed.
         """
         self._check()
@@ -179,7 +179,7 @@ class PublishedDatabase:
         return Version(0, self.state.serial)
 
     def _look(self) -> None:
-        """Refresh; where that fails, the state before is read on."""
+        """Refresh; after a failure, the previous state stays."""
         try:
             self.refresh()
         except MemstoreError as error:
@@ -191,7 +191,7 @@ class PublishedDatabase:
             self._looking.release()
 
     def refresh(self) -> None:
-        """Read the newest manifest now, if it is another one. Raises what opening raises."""
+        """Read the newest manifest now, if it changed. Raises what opening raises."""
         newest = self.state.manifest
         if newest_number(self.objects) != newest.number:
             newest = read_newest(self.objects, self._folder)
@@ -203,7 +203,7 @@ class PublishedDatabase:
 
     @contextmanager
     def read(self) -> "Iterator[Snapshot]":
-        """The tables of the current state, until the block ends."""
+        """The tables of the current state."""
         self._check()
         yield Snapshot(self.state, self.reads)
 

@@ -16,15 +16,15 @@ REFRESH = 5.0
 class ShareOptions(TypedDict, total=False):
     """Settings of the tiers below the host tier of a publication; each has a default."""
 
-    local_cache: Path | str | None  # a directory that caches what was read, over restarts
+    local_cache: Path | str | None  # a directory that caches read values, across restarts
     local_budget: int  # bytes of that directory (default 8 GiB)
-    valkey: str | None  # URL of a Valkey or Redis server: a cache that readers share
-    deadline: float  # seconds that a request may take, and that it is repeated for (20)
-    refresh: float  # seconds after which a newer manifest is looked for (5)
+    valkey: str | None  # URL of a Valkey or Redis server, a cache shared by readers
+    deadline: float  # seconds of a request, and of its retries (20)
+    refresh: float  # seconds between checks for a newer manifest (5)
 
 
 def is_url(path: object) -> bool:
-    """Is this the URL of a publication, and not a directory?"""
+    """Is this the URL of a publication, not a directory?"""
     return isinstance(path, str) and _URL.match(path) is not None
 
 

@@ -1,12 +1,11 @@
-"""Publishing: documents of a memory are uploaded as segments, and then the next manifest names
-them. Until then no reader sees any of it. Pruning removes what no manifest names any longer.
+"""Publish documents of a memory: upload them as segments, then write a manifest that names them.
+Readers see nothing before that. Pruning removes objects that no manifest names any more.
 
-Published data is not sent again: of a document, what is published of it; of passages, the records
-that an earlier version of one of the documents has, or another of the documents sent; of an
-interrupted publisher, the segments that it sent.
+Data is not sent twice: neither published documents, nor records of passages that an earlier version
+of a document or another sent document has, nor segments that an interrupted publisher sent.
 
-Manifest n + 1 is written by a create that fails where there is one: the loser of a race reads the
-winner's and tries again. So readers see a change whole or not at all, and none is lost.
+Manifest n + 1 is written by a create that fails if it exists: the loser of a race reads the
+winner's manifest and tries again. So readers see each change whole or not at all, and none is lost.
 """
 
 import os
@@ -52,22 +51,22 @@ from memstore.share.object_store import Found, ObjectStore
 from memstore.share.parallel import at_once
 from memstore.share.segments import FOLDER, SegmentWriter, are_there, is_whole
 
-GRACE = 24 * 3600.0  # seconds: a manifest may be about to name an object that none names yet
-_COMMITS = 100  # tries
-_READS = 4  # segments that are read at once
+GRACE = 24 * 3600.0  # seconds that an object stays that no manifest names (yet)
+_COMMITS = 100  # tries to write the next manifest
+_READS = 4  # segments read concurrently
 
 Progress = Callable[[int, int], None]
-"""Takes the number of documents that are done, and of all."""
+"""Takes the number of documents that are done, and the number of all."""
 
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """How documents are published.
+    """Options of publishing documents.
 
-    keep: "text" for no keys and values of their passages, which readers compute. replace: also
-    replace published documents of these names that hold other content. check: read what is
-    published of the documents, and send damaged ones again. grace: seconds, the same as for
-    `prune`: objects that no manifest names are not relied on after half of it.
+    keep: "text" leaves out keys and values of passages, which readers compute. replace: replace
+    published documents of these names that have other content. check: read what is published of
+    the documents, and send damaged objects again. grace: seconds, the same as for `prune`; objects
+    that no manifest names are not reused after half of it.
     """
 
     keep: Keep = "kv"
@@ -77,13 +76,13 @@ class PublishOptions:
 
 
 class Report(NamedTuple):
-    """What publishing did."""
+    """The result of publishing."""
 
-    number: int  # of the manifest that is the newest now
-    documents: list[str]  # that are new in it, or changed
-    there: list[str]  # that were published already, unchanged
-    segments: int  # that were sent
-    bytes: int  # of these
+    number: int  # number of the newest manifest
+    documents: list[str]  # new and changed documents
+    there: list[str]  # documents that were published already, unchanged
+    segments: int  # sent segments
+    bytes: int  # bytes of sent segments
 
 
 def publish(
@@ -96,8 +95,8 @@ def publish(
     """Publish ready documents of a memory.
 
     Raises WrongModel (another model's memory is published there), DocumentExists, InvalidInput (a
-    document that changed while it was published, or that cannot be kept as text), CorruptMemory,
-    StoreUnavailable, MemoryNotFound (no bucket). Whatever happens, what was published before stays.
+    document that changed concurrently, or that cannot be published as text), CorruptMemory,
+    StoreUnavailable, MemoryNotFound (no bucket). An error leaves what is published unchanged.
     """
     sent = upload(catalog, documents, objects, options, progress)
     number, _ = publish_sent(objects, sent, replace=options.replace, strict=True)
@@ -109,12 +108,12 @@ def publish(
 
 
 class Sent(NamedTuple):
-    """Documents that are uploaded, and that no manifest names yet."""
+    """Uploaded documents that no manifest names yet."""
 
-    first: Manifest  # of the memory, without documents
-    entries: dict[str, Entry]  # of new and changed documents, by name
-    before: Mapping[str, Entry]  # what was published under the names of all
-    sizes: list[int]  # bytes of each segment that was uploaded
+    first: Manifest  # the memory's, without documents, for an empty store
+    entries: dict[str, Entry]  # new and changed documents, by name
+    before: Mapping[str, Entry]  # documents published under these names before
+    sizes: list[int]  # bytes of each uploaded segment
 
 
 def upload(
@@ -124,7 +123,7 @@ def upload(
     options: PublishOptions,
     progress: Progress = lambda done, documents: None,
 ) -> Sent:
-    """Upload what is missing of ready documents of a memory. Raises as `publish`."""
+    """Upload the missing parts of ready documents. Raises as `publish`."""
     text = options.keep == "text"
     spec = catalog.index_spec
     first = Manifest(catalog.signature.public, catalog.codec, time.time(), spec)
@@ -145,7 +144,7 @@ def upload(
             if not options.replace and old.row.write != document.write:
                 raise DocumentExists.published(name, objects.url)
     bad = _damaged(objects, before.values()) if options.check else set()
-    usable = {  # whose content is published, whatever else their rows say
+    usable = {  # published documents with the same content, even if their rows differ
         name: old
         for name, old in before.items()
         if bad.isdisjoint(old.objects)
@@ -179,23 +178,23 @@ def _damaged(objects: ObjectStore, entries: Iterable[Entry]) -> set[str]:
 
 
 class _PassageWriter(DocumentWriter):
-    """Writes documents without the passages that are published already."""
+    """Writes documents without passages that are published already."""
 
     def __init__(self, objects: ObjectStore, segments: SegmentWriter, bad: set[str]) -> None:
         """bad: damaged segments."""
         super().__init__(segments.append)
         self._objects, self._bad = objects, bad
-        self.unlearned: list[Entry] = []  # that may have passages of the documents
+        self.unlearned: list[Entry] = []  # published documents that may share passages
 
     def is_new(self, passage: StoredPassage) -> bool:
-        """Is a passage neither published nor written now?"""
+        """Is a passage neither published nor written by this writer?"""
         if passage.digest not in self.passages and passage.references > 1:
             others, self.unlearned = self.unlearned, []
             self.learn(others)
         return passage.digest not in self.passages
 
     def learn(self, entries: Iterable[Entry]) -> None:
-        """Look up the passages of published documents. Raises CorruptMemory, StoreUnavailable."""
+        """Add the passages of published documents. Raises CorruptMemory, StoreUnavailable."""
         some = [
             entry
             for entry in entries
@@ -217,11 +216,11 @@ class _PassageWriter(DocumentWriter):
 
 
 def check_same_memory(first: Manifest, newest: Manifest, url: str) -> None:
-    """Is a manifest of this model and selector? Raises WrongModel."""
+    """Raises WrongModel for a manifest of another model or selector."""
     elsewhere = "publish to another prefix"
     first.signature.check_same(newest.signature, url, elsewhere)
     if newest.selector != first.selector:
-        raise WrongModel(f"{url} holds documents that are found by another selector; {elsewhere}")
+        raise WrongModel(f"{url} holds documents of another selector; {elsewhere}")
 
 
 # The next manifest
@@ -230,12 +229,11 @@ def check_same_memory(first: Manifest, newest: Manifest, url: str) -> None:
 def publish_sent(
     objects: ObjectStore, sent: Sent, *, replace: bool, strict: bool = False
 ) -> tuple[int, list[str]]:
-    """Write the manifest that is the union of the newest and of uploaded documents; return the
-    number of the newest manifest, and the names under which others published other content since.
+    """Write a manifest with the newest one's documents and the uploaded ones; return its number,
+    and the names under which others concurrently published other content.
 
-    replace: also replace what others published since. strict: raise DocumentExists for such a name,
-    and publish nothing. Raises WrongModel, StoreUnavailable (also where another process
-    pruned what was uploaded).
+    replace: replace that content, too. strict: raise DocumentExists for such a name, and publish
+    nothing. Raises WrongModel, StoreUnavailable (also if another process pruned uploaded objects).
     """
     refused: list[str] = []
 
@@ -258,8 +256,8 @@ def publish_sent(
 def unpublish(objects: ObjectStore, names: Sequence[str]) -> int:
     """Remove documents from a publication; return the number of its newest manifest.
 
-    Readers of an earlier manifest continue with it until `prune` removes what it names. Raises
-    DocumentNotFound, MemoryNotFound, StoreUnavailable.
+    Readers of an earlier manifest can use the documents until `prune`. Raises DocumentNotFound,
+    MemoryNotFound, StoreUnavailable.
     """
 
     def change(newest: Manifest) -> Change:
@@ -272,10 +270,10 @@ def unpublish(objects: ObjectStore, names: Sequence[str]) -> int:
 
 
 class Change(NamedTuple):
-    """What a publisher wants of the next manifest."""
+    """Changes for the next manifest."""
 
-    entries: Mapping[str, Entry | None]  # by name; None for one that goes
-    lists: list[Place] | None = None  # in place of those there are
+    entries: Mapping[str, Entry | None]  # by name; None removes a document
+    lists: list[Place] | None = None  # new lists; None leaves them unchanged
 
 
 def commit(
@@ -283,12 +281,11 @@ def commit(
 ) -> Manifest:
     """Write the next manifest; return the newest.
 
-    change: takes the newest manifest, and returns what changes, or None where nothing does; called
-    again where another publisher was faster. first: stands for the newest where nothing is
-    published.
+    change: takes the newest manifest, and returns its changes, or None for no change; called again
+    if another publisher was faster. first: the manifest to start from if nothing is published.
 
-    Raises StoreUnavailable (the publication then has all of the change, or none), MemoryNotFound
-    (nothing is published, and there is no `first`), WrongModel, and what `change` raises.
+    Raises StoreUnavailable (the publication then has all of the change, or none of it),
+    MemoryNotFound (nothing is published, without `first`), WrongModel, and what `change` raises.
     """
     for _ in range(_COMMITS):
         newest = (find_newest(objects) or first) if first is not None else read_newest(objects)
@@ -302,7 +299,7 @@ def commit(
         named = {name for entry in new for name in entry.objects}
         if not are_there(objects, named - newest.segments):
             raise StoreUnavailable(
-                f"{objects.url}: another process pruned what was sent; give the same command again"
+                f"{objects.url}: another process pruned the uploaded objects; run the command again"
             )
         entries = {**newest.entries, **wanted.entries}
         manifest = replace(
@@ -313,41 +310,41 @@ def commit(
             id=os.urandom(16),
         )
         created = objects.create(manifest_name(manifest.number), manifest.encode())
-        # a repeated create whose first answer was lost finds its own
+        # a retried create whose first response was lost finds its own manifest
         if created or read_manifest(objects, manifest.number).id == manifest.id:
             return manifest
-    raise StoreUnavailable(f"{objects.url}: {_COMMITS} others published at once; try again")
+    raise StoreUnavailable(f"{objects.url}: {_COMMITS} others published meanwhile; try again")
 
 
 # Garbage collection
 
 
 class Pruned(NamedTuple):
-    """What was removed."""
+    """Counts of removed objects."""
 
     manifests: int
-    objects: int  # segments, lists
-    bytes: int  # of all of these
+    objects: int  # segments and lists
+    bytes: int  # bytes of all removed objects
 
 
 def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
-    """Remove what was not needed for `grace` seconds: publishing must not take longer, and readers
-    of an older manifest have as long.
+    """Remove objects that were unused for `grace` seconds. Publishing must take less time, and
+    readers can use an older manifest for as long.
 
-    A manifest and what it names are needed until a newer one is that old. Raises MemoryNotFound
-    (nothing is published), StoreUnavailable, CorruptMemory (a needed manifest is damaged; nothing
-    is removed).
+    A manifest and its objects are in use until a newer manifest is older than `grace`. Raises
+    MemoryNotFound (nothing is published), StoreUnavailable, CorruptMemory (a manifest in use is
+    damaged; nothing is removed).
     """
     before = time.time() - grace
-    # Listed before the manifests are read: a later manifest names only objects that are sent later,
-    # or that an earlier manifest names, too.
+    # listed before the manifests are read: a later manifest names only objects that are sent later
+    # or that an earlier manifest also names
     listed = [found for folder in (FOLDER, LISTS) for found in objects.names(folder)]
     manifests: dict[int, Found] = {}
     for found in objects.names(MANIFESTS):
-        with suppress(ValueError):  # an unknown object stays
+        with suppress(ValueError):  # keep unknown objects
             manifests[manifest_number(found.name)] = found
     newest = read_newest(objects)
-    # of all before this one, a newer one is old enough
+    # every manifest before this one has a newer one that is old enough
     oldest = max(
         (number for number, found in manifests.items() if found.modified < before), default=0
     )
@@ -355,11 +352,11 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     named = newest.objects
     for number in sorted(manifests):
         if oldest <= number < newest.number:
-            with suppress(ObjectNotFound):  # another process prunes, too
+            with suppress(ObjectNotFound):  # pruned by another process
                 named |= read_manifest(objects, number).objects
     old = [found for number, found in manifests.items() if number < oldest]
     gone = [found for found in listed if found.name not in named and found.modified < before]
-    # Manifests first, so that none names an object that is gone.
+    # manifests first, so that none names a deleted object
     objects.delete([found.name for found in old])
     objects.delete([found.name for found in gone])
     return Pruned(len(old), len(gone), sum(found.size for found in (*old, *gone)))

@@ -1,5 +1,5 @@
-"""A publication opened: its tables, and its records for the host tier, many at a time. A record is
-used only once it was checked.
+"""The tables of an open publication, and its records for the host tier, read in batches and
+checked.
 """
 
 import threading
@@ -35,7 +35,7 @@ from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slots import Held
 
 _FIRST_PASSAGE = 1 << 40  # number of the first passage, above all numbers of documents
-_PASSAGES = 1 << 17  # that are remembered, those that were asked for last
+_PASSAGES = 1 << 17  # remembered passages, the most recently used ones
 
 
 class PublishedCatalog(Catalog):
@@ -51,7 +51,7 @@ class PublishedCatalog(Catalog):
 
     @property
     def manifest(self) -> int:
-        """The number of the manifest that is read now. Raises MemoryClosed."""
+        """The number of the current manifest. Raises MemoryClosed."""
         self._published.version  # noqa: B018 (looks for a newer one)
         return self._published.state.manifest.number
 
@@ -70,7 +70,7 @@ class PublishedCatalog(Catalog):
         return [entry.row for _, entry in sorted(txn.state.published.items())]
 
     def row(self, txn: Any, document: int) -> Document | None:
-        """A document's row by id, also of an unpublished document that stays a while, or None."""
+        """A document's row by id, or None; also of a recently unpublished document."""
         entry = txn.state.entry(document)
         return None if entry is None else entry.row
 
@@ -81,16 +81,14 @@ class PublishedCatalog(Catalog):
         return self.document(txn, number).write
 
     def counts(self) -> PassageCounts:
-        """The passages of all documents, counted in each."""
+        """Counts of the passages of all documents; a shared passage counts in each."""
         entries = [e for e in self._published.state.published.values() if e.row.of_passages]
         stored = sum(entry.records for entry in entries)
         blocks, size = sum(e.row.blocks for e in entries), sum(e.row.bytes for e in entries)
         return PassageCounts(blocks, stored, size)
 
     def _passage_at(self, txn: Snapshot, digest: Digest, document: int, block: int) -> StoredAt:  # type: ignore[override]
-        """Also stored where no record is published but a cache may have one that another reader
-        computed.
-        """
+        """Without a published record, "stored" if a cache may have one that a reader computed."""
         number = self.source.number(digest, document, block)
         contents = txn.contents(document)
         published = contents is not None and contents.record(block, 0) is not None
@@ -98,10 +96,9 @@ class PublishedCatalog(Catalog):
         return StoredAt(number, 0, stored, digest)
 
     def share(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
-        """Store a passage that a reader computed in the caches, as the record it would have been
-        published in.
+        """Store a computed passage in the caches, as the record that would have been published.
 
-        k, v: [tokens, width] in the KV dtype, k without position. digest: of a codec.
+        k, v: [tokens, width] in the KV dtype, k without position. digest: for this codec.
         """
         if caches := self._published.reads.caches:
             record = self.blocks.encode_passage(raw_view(k), raw_view(v), digest, codec)
@@ -109,8 +106,8 @@ class PublishedCatalog(Catalog):
                 cache.put([(self.source.name(RecordKey(0, 0, 0), digest), record)])
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
-        """Read the values of a table of these documents at the same time, before they are needed.
-        Raises CorruptMemory, StoreUnavailable.
+        """Prefetch these documents' values of a table, concurrently. Raises CorruptMemory,
+        StoreUnavailable.
         """
         txn.bring(documents, table)
 
@@ -129,25 +126,25 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
 
 
 class SharedSource:
-    """A LowestTier over the records of a publication. Passages have numbers in this process, one
-    for equal content. May be used by several threads.
+    """A LowestTier over the records of a publication. Equal passages have one number, valid in this
+    process. Safe for several threads.
     """
 
     def __init__(self, catalog: Catalog, database: PublishedDatabase) -> None:
-        """catalog: over the database."""
+        """catalog: the catalog over `database`."""
         self._catalog, self._database = catalog, database
         self._reads, self.counters = database.reads, database.reads.counters
         raw = catalog.blocks.raw_record_bytes
-        self._most = raw + raw // 16 + 1024  # zstd adds little where it cannot compress
+        self._most = raw + raw // 16 + 1024  # zstd adds little to incompressible bytes
         self._lock = threading.Lock()
         self._numbers: dict[Digest, int] = {}
-        self._known: dict[int, tuple[Digest, int, int]] = {}  # the one asked for last comes last
+        self._known: dict[int, tuple[Digest, int, int]] = {}  # the most recently used last
         self._next = _FIRST_PASSAGE
 
     # Passages
 
     def number(self, digest: Digest, document: int, block: int) -> int:
-        """The number of a passage that is in a block of a document."""
+        """The number of a passage, which is in this block of a document."""
         with self._lock:
             number = self._numbers.get(digest)
             if number is None:
@@ -161,12 +158,12 @@ class SharedSource:
             return number
 
     def passage(self, number: int) -> tuple[Digest, int, int]:
-        """The digest of a passage, and the document and block where it was asked for last. Raises
-        DocumentNotFound: that was too long ago.
+        """The digest of a passage, and the document and block that last named it. Raises
+        DocumentNotFound for a number that was dropped.
         """
         known = self._known.get(number)
         if known is None:
-            raise DocumentNotFound(f"passage {number} is not known any more; ask again")
+            raise DocumentNotFound(f"passage {number} is no longer known; ask again")
         return known
 
     # Records
@@ -200,14 +197,14 @@ class SharedSource:
         return batch.lengths, tiers
 
     def name(self, key: RecordKey, write: bytes) -> str:
-        """The name of a record in every cache. It identifies the content: the model, the write that
-        made the record (of a passage the digest of its tokens), the layer and the block.
+        """The key of a record in all caches, which identifies its content: model, write id (or the
+        digest of a passage), layer and block.
         """
         model = self._catalog.signature.digest.hex()
         return f"memstore:{RECORD_FORMAT}:{model}:{write.hex()}:{key.layer}:{key.block}"
 
     def _locate(self, keys: Sequence[RecordKey]) -> list[Extent | MemstoreError]:
-        """Where records are in the object store. Raises DocumentNotFound, MissingBlock."""
+        """The places of records in the object store. Raises DocumentNotFound, MissingBlock."""
         state, url = self._database.state, self._database.path
         at = [self._place(key) for key in keys]
         entries = {document: state.entry(document) for document, _ in at}
@@ -241,7 +238,7 @@ class SharedSource:
         found: Sequence[Read | MemstoreError],
         seconds: dict[str, float],
     ) -> list[str]:
-        """Count the units that each tier had, and those that it lacked; return the tier of each."""
+        """Count hits and misses of each tier, in units; return the tier of each unit."""
         tiers = [""] * len(batch.units)
         for (*_, places), read in zip(wanted, found):
             for place in places:

@@ -1,4 +1,4 @@
-"""Reading many parts of objects by few requests: parts that lie close together are read by one."""
+"""Read many ranges of objects with few requests: one request for ranges close together."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 from memstore.errors import CorruptMemory, MemstoreError, StoreUnavailable
 from memstore.share.parallel import at_once
 
-OBJECT_BYTES = 256 << 20  # of any object that is read whole; manifests may be the largest
-_GAP = 128 << 10  # bytes between two parts that are read rather than asked for apart
-_MOST = 4 << 20  # bytes of one request: two smaller ones in parallel are faster than a larger one
-_AT_ONCE = 64  # requests in parallel
+OBJECT_BYTES = 256 << 20  # largest object that is read whole
+_GAP = 128 << 10  # largest gap between ranges of one request
+_MOST = 4 << 20  # bytes of a request: two smaller parallel requests are faster than a larger one
+_AT_ONCE = 64  # parallel requests
 
 
 class Extent(NamedTuple):
@@ -26,14 +26,14 @@ class Ranges(Protocol):
 
     @property
     def url(self) -> str:
-        """Where they are, for messages."""
+        """The URL or path, for messages."""
 
     def get_range(self, name: str, offset: int, length: int) -> memoryview:
-        """Bytes of an object, of exactly this length. Raises CorruptMemory, StoreUnavailable."""
+        """Exactly `length` bytes of an object. Raises CorruptMemory, StoreUnavailable."""
 
 
 def read_extents(objects: Ranges, extents: Sequence[Extent]) -> list[memoryview | MemstoreError]:
-    """The bytes of each extent, or why they could not be read; all requests in parallel."""
+    """The bytes of each extent, or the error; all requests in parallel."""
     spans = _spans(extents)
 
     def read(span: tuple[Extent, list[int]]) -> memoryview | MemstoreError:
@@ -54,8 +54,8 @@ def read_extents(objects: Ranges, extents: Sequence[Extent]) -> list[memoryview 
 
 
 def _spans(extents: Sequence[Extent]) -> list[tuple[Extent, list[int]]]:
-    """What each request reads, with the numbers of the extents in it: one for extents of an object
-    that lie up to _GAP bytes apart, of _MOST bytes together.
+    """The range of each request, and the numbers of its extents: extents of one object with gaps of
+    up to _GAP bytes, and up to _MOST bytes together.
     """
     spans: list[tuple[Extent, list[int]]] = []
     for number, (name, offset, length) in sorted(enumerate(extents), key=itemgetter(1)):

@@ -1,10 +1,10 @@
-"""Segments: immutable objects of some 32 MB with values, records and contents of one or many
-documents (memstore.share.contents). Many small documents share one, a large document fills several,
-and segments are uploaded while the next are filled.
+"""Segments: immutable objects of about 32 MB with values, records and contents of documents
+(memstore.share.contents). Many small documents share one, a large document fills several, and full
+segments are uploaded while the next ones are filled.
 
-The name of a segment is `segments/`, XXH3-128 of all that is in it, and a random number: a
-publisher finds again what an interrupted one sent, and sends under another name what is old enough
-to be pruned.
+The name of a segment is `segments/`, the XXH3-128 of its bytes, and a random number: a publisher
+can reuse what an interrupted one sent, and sends it under another name if it is old enough to be
+pruned.
 """
 
 import os
@@ -19,15 +19,15 @@ from memstore.share.contents import Draft, Entry, Kind, Place, Segment, Stored
 from memstore.share.object_store import ObjectStore
 from memstore.share.parallel import at_once, begin, results
 
-SEGMENT_BYTES = 32 << 20  # of a segment at least, but for the last
+SEGMENT_BYTES = 32 << 20  # least bytes of a segment, except the last
 FOLDER = "segments"
 
-_SENDS = 4  # segments that are uploaded at once
-_TAKEN = 0.5  # of the grace period: the greatest age of an unnamed segment that is used again
+_SENDS = 4  # segments uploaded concurrently
+_TAKEN = 0.5  # greatest age of a reused unnamed segment, as a fraction of the grace period
 
 
 def is_whole(objects: ObjectStore, name: str) -> bool:
-    """Is a segment in the store, undamaged? Reads all of it."""
+    """Is a segment in the store and undamaged? Reads all of it."""
     try:
         return name.rpartition("/")[0] == f"{FOLDER}/{xxh3_128_hexdigest(objects.get(name))}"
     except (ObjectNotFound, CorruptMemory):
@@ -44,17 +44,17 @@ def are_there(objects: ObjectStore, names: Collection[str]) -> bool:
 
 
 class SegmentWriter:
-    """Fills and uploads segments. Parts of a kind, which are read together, are stored together.
-    Used by one thread.
+    """Fills and uploads segments. Parts of one kind, which are read together, are stored together.
+    For one thread.
     """
 
     def __init__(self, objects: ObjectStore, grace: float) -> None:
-        """grace: seconds, that of `prune`."""
+        """grace: seconds, the same as for `prune`."""
         self._objects = objects
         self._young = time.time() - _TAKEN * grace
         self._open: dict[Kind, Segment] = {}
         self._futures: list[Future[None]] = []
-        self.sent: list[int] = []  # bytes of each object that was uploaded
+        self.sent: list[int] = []  # bytes of each uploaded object
 
     def append(self, kind: Kind, data: bytes) -> Stored:
         """Append a part of a kind. Raises StoreUnavailable."""
@@ -65,9 +65,9 @@ class SegmentWriter:
         return segment, offset, len(data)
 
     def finish(self, drafts: Sequence[Draft]) -> list[Entry]:
-        """Upload what is left, and the contents of all documents; return an entry for each draft.
+        """Upload the rest, and the contents of all documents; return an entry for each draft.
 
-        What is left shares an object with the contents if it is at most SEGMENT_BYTES. Raises
+        The rest shares an object with the contents if it has at most SEGMENT_BYTES. Raises
         StoreUnavailable.
         """
         kinds: list[Kind] = ["records", "landmarks", "tokens"]
@@ -99,17 +99,17 @@ class SegmentWriter:
         self._futures += begin(self._upload, [segment])
 
     def _upload(self, segment: Segment) -> None:
-        """Give a segment a name, and upload it unless the store has it."""
+        """Name a segment, and upload it unless the store has it."""
         data = b"".join(segment.chunks)
         segment.chunks = []
         folder = f"{FOLDER}/{xxh3_128_hexdigest(data)}"
         name = f"{folder}/{os.urandom(6).hex()}"
         for found in self._objects.names(folder):
-            if found.modified >= self._young:  # else it may be pruned at any time
+            if found.modified >= self._young:  # an older one may be pruned at any time
                 if found.size == len(data) and is_whole(self._objects, found.name):
                     segment.name = found.name
                     return
-                name = found.name  # damaged: this repairs it for all manifests that name it
+                name = found.name  # overwrite a damaged one, which manifests may name
         self._objects.put(name, data)
         self.sent.append(len(data))
         segment.name = name

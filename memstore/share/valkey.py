@@ -1,8 +1,8 @@
-"""A Valkey or Redis server as a cache that readers share: one value a record.
+"""A Valkey or Redis server as a cache shared by readers: one value for each record.
 
 The server may lose, evict or change a value at any time, so readers check each value as they check
-what the object store returns. redis-py ends each call in time; a server that failed is not asked
-for some seconds.
+data of the object store. redis-py's calls have timeouts; after a failure, the server is skipped for
+some seconds.
 """
 
 import os
@@ -16,14 +16,14 @@ from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
 
-_SKIPPED = 5.0  # seconds
+_SKIPPED = 5.0  # seconds after a failure without calls
 
 
 class Valkey:
-    """Values by key. May be used by several threads."""
+    """Values by key. Safe for several threads."""
 
     def __init__(self, url: str, *, timeout: float = 1.0) -> None:
-        """Check the URL; nothing is connected yet.
+        """Check the URL, without connecting.
 
         url: redis://host:port/0 or rediss://. User and password may come from VALKEY_USERNAME and
         VALKEY_PASSWORD. timeout: seconds without an answer. Raises InvalidInput.
@@ -35,7 +35,7 @@ class Valkey:
         except ImportError as error:
             raise InvalidInput(f"a Valkey cache needs redis: {install_extra('share')}") from error
         self.counter = TierCounter()
-        self.skips_until = 0.0  # time.monotonic: a server that hangs costs its timeout once
+        self.skips_until = 0.0  # time.monotonic: a hanging server costs its timeout once
         settings: dict[str, Any] = {
             name: value
             for name in ("username", "password")
@@ -49,7 +49,7 @@ class Valkey:
                 protocol=2,
                 socket_timeout=timeout,
                 socket_connect_timeout=timeout,
-                retry=Retry(NoBackoff(), 0),  # a cache that fails is passed over
+                retry=Retry(NoBackoff(), 0),  # a failing cache is skipped
                 **settings,
             )
         except ValueError:
@@ -59,8 +59,8 @@ class Valkey:
             ) from None
 
     def get_many(self, keys: Sequence[str], most: int) -> list[bytes | None]:
-        """The value of each key; None where there is none, or the server fails, which is counted.
-        No more than most + 1 bytes of a value are received.
+        """The value of each key; None if it is missing, or the server fails, which is counted.
+        Receives at most most + 1 bytes of a value.
         """
 
         def get() -> list[bytes | None]:
@@ -72,12 +72,12 @@ class Valkey:
         return self._call(get) or [None] * len(keys)
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
-        """Store values by key; a failure is counted."""
+        """Store values by key; failures are counted."""
         if items:
             self._call(lambda: self._client.mset(dict(items)))
 
     def drop(self, key: str) -> None:
-        """Delete a value; a failure is counted."""
+        """Delete a value; failures are counted."""
         self._call(lambda: self._client.unlink(key))
 
     def close(self) -> None:
@@ -85,12 +85,12 @@ class Valkey:
         self._client.close()
 
     def _call(self, work: Callable[[], T]) -> T | None:
-        """The result of a call, or None where it fails or is not made."""
+        """The result of a call, or None if it fails or the server is skipped."""
         if time.monotonic() < self.skips_until:
             return None
         try:
             return work()
-        except Exception:  # redis-py also raises errors of its parser
+        except Exception:  # redis-py also raises its parser's errors
             self.counter.failed("unavailable")
             self.skips_until = time.monotonic() + _SKIPPED
             return None

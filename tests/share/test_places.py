@@ -252,9 +252,9 @@ def test_a_store_that_refuses_or_is_unavailable_is_one_line(
 ) -> None:
     request.getfixturevalue(kind)
     scheme = SCHEME[kind]
-    with pytest.raises(MemoryNotFound, match="no such bucket"):
+    with pytest.raises(MemoryNotFound, match="the bucket does not exist"):
         read_newest(open_object_store(f"{scheme}://nowhere-at-all/x"))
-    with pytest.raises(MemoryNotFound, match="no such bucket"):
+    with pytest.raises(MemoryNotFound, match="the bucket does not exist"):
         open_object_store(f"{scheme}://nowhere-at-all/x").put("a", b"")
     with pytest.raises(MemoryNotFound, match="holds no published memory"):
         read_newest(open_object_store(f"{scheme}://bucket/empty"))
