@@ -1,1 +1,1 @@
-"""The command line: one file a group of verbs."""
+"""The command line: one file for each group of commands."""

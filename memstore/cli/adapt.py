@@ -15,7 +15,7 @@ from memstore.errors import InvalidInput
 if TYPE_CHECKING:
     from memstore.hf.reading_adapter import Kind
 
-_PARTS = 4000  # of texts, that questions are made from
+_PARTS = 4000  # parts of texts to make questions from
 
 
 @command(
@@ -78,7 +78,7 @@ def adapt(
         raise typer.BadParameter("give --questions or --text")
 
     def loaded() -> HuggingFacePassageModel:
-        """The model without the selector that it has, which may be damaged."""
+        """The model without its present selector, which may be damaged."""
         compute = Compute(device=device, weights="full")
         found = reader_named(model, compute=compute, adaptation=UNADAPTED)
         if not isinstance(found, HuggingFacePassageModel):
@@ -116,7 +116,7 @@ def adapt(
     if questions is not None and selecting.refusal is not None:
         fitted = fit_doubt(selecting, contexts, seed=seed, report=console.note)
     if fitted is None:
-        console.note("no adapter that refuses, or too few questions of people: no doubt is fitted")
+        console.note("refusals not fitted: they need --questions, enough of them, and an adapter")
     else:
         doubt, shares = fitted
         scores = {**adaptation.scores, **shares}

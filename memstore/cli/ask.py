@@ -48,10 +48,10 @@ def ask(
     """Answer a question from a memory, with sources.
 
     Each source is a document, its page or heading, and the sentence that holds the answer or is
-    the most like it. If the memory does not seem to hold an answer, the probability of that and the
-    closest passages are shown instead.
+    most similar to it. If the memory does not seem to hold an answer, the probability of that and
+    the closest passages are shown instead.
 
-    With "-" every line of stdin that is not empty is a question of its own; --json then prints
+    With "-" each line of stdin that is not empty is a question; --json then prints
     {"answers": [...]}. A question that cannot be asked is reported, and the others are answered
     (exit status 1).
     """
@@ -65,7 +65,7 @@ def ask(
         settings = {"documents": document, **asdict(answering), **asdict(lookup)}
         answer = partial(model.ask, store=memory, **settings)
         if question == "-":
-            # a wrong setting is an error of the command, not one of each question
+            # check settings here, so that a wrong one is one error of the command
             model.answering.changed(**asdict(answering))
             model.lookup.changed(**asdict(lookup))
             memory.ready(document, to="ask")
@@ -174,7 +174,7 @@ def _answered(
 def _with_sentences(
     sources: list[dict[str, Any]], question: str, answer: str = ""
 ) -> list[dict[str, Any]]:
-    """The sources, each with the sentence that matches question and answer best."""
+    """The sources, each with the sentence that best matches question and answer."""
     from memstore.model.answer import answer_sentence
 
     return [

@@ -1,4 +1,4 @@
-"""How a command is declared, and how a failure becomes one line and an exit status."""
+"""Declare a command, and turn its failure into one line and an exit status."""
 
 import inspect
 import os
@@ -18,7 +18,7 @@ from memstore.disk.files import NO_SPACE
 from memstore.errors import InvalidInput, MemstoreError, StorageFull, WrongModel
 from memstore.paths import expanded
 
-# errors of what the user named: a file, a folder, a model, a memory, a document, a setting
+# errors of the user's input: a file, a folder, a model, a memory, a document, a setting
 _WRONG_INPUT = (
     InvalidInput,
     errors.InvalidConfig,

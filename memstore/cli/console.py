@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 5.0
 _NO_TERMINAL = (100, 24)  # columns and lines if stdout is no terminal
-_SHORTEST = 30  # characters of a passage or a heading, however narrow the terminal
-# Control characters (except line breaks and tabs), which a terminal obeys; marks that turn text
-# around; and lone surrogates, which cannot be written.
+_SHORTEST = 30  # least characters of a passage or heading on a narrow terminal
+# Control characters (except line breaks and tabs), which a terminal obeys; direction marks; and
+# lone surrogates, which cannot be written.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def size(count: float) -> str:
-    """Bytes as people read them."""
+    """Bytes in a readable unit."""
     from rich.filesize import decimal
 
     return decimal(int(count))
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def visible(text: str) -> str:
-    """A text with its control characters as \\uXXXX, which JSON reads as well."""
+    """A text with its control characters as \\uXXXX, as in JSON."""
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -62,24 +62,24 @@ def shorten(text: str, width: int) -> str:
 
 
 def note(text: str) -> None:
-    """Say something that is not the result, on stderr."""
+    """Write a message that is not the result, on stderr."""
     print(visible(text), file=sys.stderr, flush=True)
 
 
 def report(error: "MemstoreError") -> dict[str, Any]:
-    """Say an error in one line on stderr; return it as plain values: {"name", "message"}."""
+    """Write an error as one line on stderr; return it as plain values: {"name", "message"}."""
     message = one_line(str(error))
     note(f"error: {message}")
     return {"name": type(error).__name__, "message": message}
 
 
 def emit(value: Mapping[str, Any]) -> None:
-    """The result as one JSON object on stdout; bytes (ids of writes) in hexadecimal digits."""
+    """Write the result as one JSON object on stdout; bytes (write ids) in hexadecimal digits."""
     say(json.dumps(value, ensure_ascii=False, default=bytes.hex))
 
 
 def result(value: Mapping[str, Any], text: str, as_json: bool) -> None:
-    """The result of a command: `emit`, or in words."""
+    """Write the result of a command, as JSON or as text."""
     if as_json:
         emit(value)
     else:
@@ -93,7 +93,7 @@ def described(document: "Document", what: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[object]]) -> str:
-    """Rows of cells, the first row their titles, as aligned columns; numbers to the right."""
+    """Rows of cells, the first with titles, as aligned columns; numbers are right-aligned."""
     cells = [
         [f"{cell:,}" if isinstance(cell, int) else one_line(str(cell)) for cell in row]
         for row in rows
@@ -132,9 +132,9 @@ def read_lines(prompt: str = "") -> Iterator[str]:
 def print_sources(
     sources: Sequence[Mapping[str, Any]], *, scored: bool, stats: bool = False
 ) -> None:
-    """Two lines a source, as wide as the terminal: number, document, page or heading; below them
-    its sentence. scored: also its score, from 0 to 1; stats: also the attention to it unless it has
-    a score, its characters, and the tiers that it came from.
+    """Print two lines for each source, as wide as the terminal: number, document, page or heading;
+    then its sentence. scored: also its score, from 0 to 1; stats: also its attention (unless it has
+    a score), its characters and its tiers.
     """
     width = max(_SHORTEST, shutil.get_terminal_size(_NO_TERMINAL).columns)
     digits = len(str(len(sources)))
@@ -155,7 +155,7 @@ def print_sources(
 
 
 def _costs(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The seconds of an answer, its doubt, lookups, and what came from each tier, a line each."""
+    """Lines with an answer's seconds, doubt, lookups, and reads from each tier."""
     lookups, doubt = answer["lookups"], answer.get("doubt")
     yield f"{answer['seconds']:.2f} s, first token after {answer['first_token_seconds']:.2f} s"
     if doubt is not None:
@@ -173,8 +173,8 @@ def _costs(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = False) -> None:
-    """An answer (unless it was streamed), or that the model refused to answer, and the sources
-    below an empty line, each sentence once; stats: all of them, and the cost.
+    """Print an answer (unless it was streamed) or a refusal, an empty line, and the sources, each
+    sentence once; stats: all sources, and the costs.
     """
     refused = not answer.get("answered", True) and not answer["text"]
     if refused:
@@ -194,19 +194,21 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
 
 
 def refusal(answer: Mapping[str, Any]) -> str:
-    """The line before the closest passages of a question that the memory does not answer."""
+    """The line of a refusal, before the closest passages."""
     from memstore.model.answer import not_sure
 
     scores = [source["weight"] for source in answer["sources"]]
     return not_sure(scores, answer.get("needed"), answer.get("doubt"))
 
 
-# Progress: on a terminal a line that changes, elsewhere a line every few seconds
+# Progress: one changing line on a terminal, elsewhere a line every few seconds
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A sign of life until the block ends; yields what replaces its text; "" ends it."""
+    """Show that work is running until the block ends; yields a function that replaces the text,
+    and ends the display for "".
+    """
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.text import Text
@@ -229,7 +231,7 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 def working(what: str, parts: str) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of a job. Yields a function of (parts done, parts in all).
 
-    what: the job's name. parts: what its parts are called, such as "chapters".
+    what: the job's name. parts: a noun for its parts, such as "chapters".
     """
     with waiting(what) as show:
         yield lambda done, total: show(f"{what}: {done:,} of {total:,} {parts}")

@@ -92,7 +92,7 @@ def book_questions() -> list[Question]:
 
 
 def choose_questions(names: Sequence[str], most: int) -> list[Question]:
-    """At most `most` questions, as many of each of these chapters, in the order of the book."""
+    """At most `most` questions, equally many for each chapter, in the order of the book."""
     every = book_questions()
     of_chapters = [[one for one in every if one.chapter == name] for name in names]
     in_turns = [one for turn in zip_longest(*of_chapters) for one in turn if one is not None]

@@ -1,6 +1,5 @@
-"""The command that reads documents into a memory one file after the other, or with Ray into a
-published one: unchanged files are skipped, unreadable ones are reported, and documents of deleted
-files are forgotten.
+"""The command `ingest`: files one by one into a memory, or with Ray into a published one. Unchanged
+files are skipped, unreadable ones reported, and with --sync documents of deleted files removed.
 """
 
 import sys
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from memstore.store.memory_store import MemoryStore
     from memstore.store.write.admission import Mode
 
-_OWN = (InvalidInput, DocumentExists)  # errors of one file, after which the others are read
-# an ingest reads back only its latest blocks
+_OWN = (InvalidInput, DocumentExists)  # errors of one file, which do not stop the others
+# small, since an ingest reads only its latest blocks
 INGEST_BUDGET = 128 << 20
 
 
@@ -160,7 +159,7 @@ def ingest(
 
 
 def _note_adapter(model: "ModelAPI", keep: str | None) -> None:
-    """Say what a new memory of a model without a reading adapter lacks."""
+    """Write a note on a model without a reading adapter."""
     from memstore.model.passages.repositioned_attention import PassageModel
 
     if keep == "text" or not isinstance(model, PassageModel) or model.adapted_passages:
@@ -216,7 +215,7 @@ def _text_of(file: "File", source: "Source | None" = None) -> "Text":
 
 
 def _checked(text: "Text", which: str = "") -> "Text":
-    """A text that can be read, with a sign of life while it is converted. Raises InvalidInput."""
+    """Convert a text, with a progress display. Raises InvalidInput."""
     with console.waiting(f"{which}looking at {console.one_line(text.name)}"):
         text.check()
     return text
@@ -224,8 +223,8 @@ def _checked(text: "Text", which: str = "") -> "Text":
 
 @dataclass
 class _FileIngest:
-    """Reads files into an open memory, and collects the results. keep: of ModelAPI.ingest; labels:
-    of the documents, None leaves those that they have; quiet: print no results.
+    """Reads files into an open memory, and collects the results. keep: as for ModelAPI.ingest;
+    labels: of the documents, None leaves them unchanged; quiet: print no results.
     """
 
     model: "ModelAPI"
@@ -307,7 +306,7 @@ class _FileIngest:
             console.say(_result_line(result))
 
     def forget_lost(self, found: "Files") -> None:
-        """Forget documents whose files are gone, but none of a folder without any file."""
+        """Forget documents whose files are gone, except of a folder without any file."""
         from memstore.documents.folder import Source
 
         for folder in found.folders:
@@ -319,8 +318,8 @@ class _FileIngest:
             lost = [document for document, source in from_here if folder.has_lost(source)]
             if lost and not any(file.folder == folder for file in found.files):
                 error = InvalidInput(
-                    f"no file was found in {folder.path}; nothing of it is forgotten: is it the "
-                    "right folder, or pattern? `memstore rm` takes names"
+                    f"no file was found in {folder.path}, so no document of it was removed; check "
+                    "the path, or remove documents by name with `memstore rm`"
                 )
                 self.failed.append(console.report(error))
                 continue
@@ -345,7 +344,7 @@ class _FileIngest:
 def _result(
     document: "Document", status: str, resumed_at: int = 0, seconds: float = 0.0
 ) -> dict[str, Any]:
-    """The result of a document, as plain values. resumed_at: the token from which it was read."""
+    """The result of a document, as plain values. resumed_at: the first token read now."""
     return {
         "name": document.name,
         "status": status,
@@ -370,7 +369,7 @@ def _result_line(result: dict[str, Any]) -> str:
 
 
 def _files_line(files: int, counts: Mapping[str, int]) -> str:
-    """How many files there were, and what became of them."""
+    """The number of files, and the counts of their outcomes."""
     parts = [f"{count:,} {status}" for status, count in counts.items() if count]
     return f"{files:,} files: {', '.join(parts) or 'nothing'}"
 
@@ -395,7 +394,7 @@ def _ingest_with_ray(
     from memstore.library.reading import Job
 
     if any(str(file.path) == STDIN for file in found.files):
-        raise typer.BadParameter("standard input is read by one process; leave --to out")
+        raise typer.BadParameter("--to cannot read standard input; name files")
     model, codec = _model_and_codec(url, model_options, codec)
     job = Job(url, model, model_options.compute, codec, keep, replace)
     failed: list[dict[str, Any]] = [console.report(error) for error in found.refused]
@@ -443,8 +442,8 @@ def _ingest_with_ray(
 
 
 def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tuple[str, str | None]:
-    """The model and the codec of what is published at a URL; those of the options if nothing is.
-    Raises what `name_of` raises for a published memory's model.
+    """The model and codec of the memory published at a URL, else of the options. Raises what
+    `name_of` raises for a published memory's model.
     """
     from memstore.hf.models_by_name import default_name, name_of
     from memstore.share.manifest import find_newest
@@ -457,7 +456,7 @@ def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tupl
         codec = newest.codec
         model = str(name_of(newest.signature, url, options.model))
     if Path(model).exists():
-        model = str(Path(model).absolute())  # its path on every machine
+        model = str(Path(model).absolute())  # workers have other working directories
     return model, codec
 
 

@@ -18,7 +18,7 @@ from memstore.cli import adapt, ask, console, demo, documents, ingest, serve, sh
 from memstore.cli.command import abandon_stdout
 from memstore.disk.files import occupy_standard_streams
 
-# click's UsageError, of the click that this typer is built on
+# click's UsageError, from the click that typer uses
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.mro()[1])
 _ONE_TEXT = ("ask", "search")  # commands whose argument is one text
 
@@ -26,7 +26,7 @@ _ONE_TEXT = ("ask", "search")  # commands whose argument is one text
 def main() -> None:
     """Run the command line. Raises SystemExit, KeyboardInterrupt."""
     occupy_standard_streams()
-    # Python has None for a stream that was closed when it began
+    # streams that were closed at the start are None
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - for as long as the process lives
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
@@ -85,7 +85,7 @@ app.add_typer(_share, name="share")
 
 
 def _wrong_usage(error: typer.BadParameter, verb: str = "") -> str:
-    """What is wrong with a command line and which help says more, in one line."""
+    """One line with the error of a command line and the command that prints its help."""
     message = console.one_line(error.format_message())
     if verb in _ONE_TEXT and "unexpected extra argument" in message:
         message += f'; put the text in quotes: memstore {verb} "..."'

@@ -1,8 +1,8 @@
-"""Options that most commands share: the memory, its model, its tiers, and how it answers; and how
-they open a memory.
+"""Options that commands share: the memory, its model, its tiers, and answering; and opening a
+memory with them.
 
-A group of options is a dataclass. A command that takes one has an option for each of its fields
-(see command.py).
+A group of options is a dataclass; a command that takes it has an option for each field (see
+command.py).
 """
 
 import os
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import OpenOptions
 
-DEFAULT_STORE = "memory"  # the directory of the memory, if neither --store nor the environment says
+DEFAULT_STORE = "memory"  # directory of the memory, without --store and $MEMSTORE_STORE
 ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?))?B?\s*", re.IGNORECASE)
 
@@ -35,8 +35,8 @@ def parse_directory(text: str) -> Path:
     """A directory for an option. Raises typer.BadParameter for a URL."""
     if is_url(text):
         raise typer.BadParameter(
-            f"{without_credentials(text)} is a published memory, which is only read; `memstore "
-            "share pull` makes a copy in a directory"
+            f"{without_credentials(text)} is a published memory, which is read-only; `memstore "
+            "share pull` copies it into a directory"
         )
     return Path(text)
 
@@ -50,7 +50,7 @@ def parse_size(text: str) -> int:
     exponent = "KMGT".index(letter.upper()) + 1 if letter else 0
     size = float(number) * (1024 if binary else 1000) ** exponent
     if size >= 1 << 62:
-        raise typer.BadParameter(f"{text!r} is more than a file holds; write less than 4000000TB")
+        raise typer.BadParameter(f"{text!r} is too large; write less than 4000000TB")
     return int(size)
 
 
@@ -94,7 +94,7 @@ Seed = Annotated[int | None, option("--seed", "S", "Seed of random choices.")]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model of a command, and where and in which numbers it computes."""
+    """The model of a command, its device and its number format."""
 
     model: Annotated[
         str | None,
@@ -128,7 +128,7 @@ class ModelOptions:
 
     @property
     def compute(self) -> Compute:
-        """Where and in which numbers."""
+        """The device and number format."""
         return Compute(self.device, self.dtype, self.weights)
 
 
@@ -148,7 +148,7 @@ class Answering:
 
 @dataclass(frozen=True)
 class Lookup:
-    """What is looked up for an answer; None leaves it to the model."""
+    """Lookups for an answer; None: the model's defaults."""
 
     top_k: Annotated[
         int | None, option("--top-k", "K", "Most blocks that a lookup reads; default: the model's.")
@@ -186,7 +186,7 @@ class Tiers:
     ] = None
 
     def options(self, host_budget: int) -> "OpenOptions":
-        """Settings of MemoryStore.open and create; host_budget: bytes, if the user gave none."""
+        """Settings of MemoryStore.open and create; host_budget: default, in bytes."""
         return cast("OpenOptions", {"host_budget": host_budget, **_given(self, Tiers)})
 
 
@@ -220,7 +220,7 @@ class Opening(Published, Tiers, ModelOptions):
     """How a command that asks opens a memory with its model."""
 
     def open_options(self, store: str) -> "OpenOptions":
-        """Settings of MemoryStore.open. $MEMSTORE_VALKEY does not concern a directory."""
+        """Settings of MemoryStore.open. $MEMSTORE_VALKEY is ignored for a directory."""
         published = _given(self, Published)
         if not is_url(store) and os.environ.get("MEMSTORE_VALKEY") == self.valkey:
             published.pop("valkey", None)
@@ -228,7 +228,7 @@ class Opening(Published, Tiers, ModelOptions):
 
 
 def _given(group: Any, kind: Any) -> dict[str, Any]:
-    """The options of a group that the user gave; also 0, which the library refuses by name."""
+    """The options of a group that were given, including 0, which the library checks."""
     return _some({field.name: getattr(group, field.name) for field in fields(kind)})
 
 
@@ -270,8 +270,8 @@ def opened(
     """Open a memory and load its model; close the memory on exit. options: by default those of
     `model_options`, an Opening.
 
-    make: create the memory if it does not exist; new: of MemoryStore.create. documents: must exist;
-    checked before the model is loaded. Raises the errors of MemoryStore.open and reader_of.
+    make: create the memory if it does not exist; new: options of MemoryStore.create. documents:
+    must exist; checked before the model is loaded. Raises as MemoryStore.open and reader_of.
     """
     from memstore.hf.models_by_name import reader_of
     from memstore.store.memory_store import MemoryStore

@@ -105,7 +105,7 @@ def mcp(
     """Serve a memory to an agent: MCP over stdin and stdout.
 
     Tools: ask, search and documents; also ingest (of a text) and forget, unless the memory is
-    published or --read-only is given. `memstore ingest` may add files meanwhile.
+    published or --read-only is given. `memstore ingest` can add files concurrently.
     """
     try:
         import anyio

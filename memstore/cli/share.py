@@ -78,8 +78,8 @@ def push(
         )
     sent = f"{console.count(report.segments, 'segment')} sent, {console.size(report.bytes)}"
     text = (
-        f"{console.count(len(report.documents), 'document')} published, {len(report.there):,} were "
-        f"there; {sent}; manifest {report.number}"
+        f"{console.count(len(report.documents), 'document')} published, {len(report.there):,} "
+        f"unchanged; {sent}; manifest {report.number}"
     )
     console.result(report._asdict(), text, as_json)
 
@@ -107,7 +107,7 @@ def pull(
 
     if as_name is not None and len(names or ()) != 1:
         raise typer.BadParameter("--name is for one NAME")
-    # all is checked before a memory is made
+    # check everything before a memory is made
     objects = open_object_store(url)
     manifest = read_newest(objects)
     names = list(dict.fromkeys(names or manifest.entries))

@@ -37,13 +37,13 @@ def train(
     from_stage: Annotated[
         str | None, option("--from-stage", "NAME", "Begin the plan at this stage (with --init).")
     ] = None,
-    resume: Annotated[bool, flag("--resume", "Go on from the run in DIR.")] = False,
+    resume: Annotated[bool, flag("--resume", "Continue the run in DIR.")] = False,
     threads: Annotated[int, option("--threads", "N", "CPU cores to use.", min=1)] = 1,
     device: Annotated[str, option("--device", "DEVICE", "Where to compute: cpu or cuda.")] = "cpu",
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"],
         typer.Option(
-            "--precision", help="Of the forward pass; auto: what the machine is faster at."
+            "--precision", help="Number format of the forward pass; auto: the faster one."
         ),
     ] = "auto",
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""Who may ask for what: API keys, the checks of every request, and dependencies of routes."""
+"""Access control: API keys, checks of every request, and dependencies of routes."""
 
 import asyncio
 import hmac
@@ -24,18 +24,18 @@ _LEAST = 16  # characters of a key; fewer could be guessed
 
 @dataclass(frozen=True)
 class Access:
-    """What a client may do. only: patterns (fnmatch) of documents that it may see; none for all."""
+    """Rights of a client. only: patterns (fnmatch) of documents that it may see; none: all."""
 
     write: bool = True
     only: tuple[str, ...] = ()
 
     def sees(self, document: str) -> bool:
-        """May it read, and with `write` change, a document of this name?"""
+        """May it read (with `write` also change) a document of this name?"""
         return not self.only or any(fnmatchcase(document, pattern) for pattern in self.only)
 
 
 Keys = Mapping[str, Access]
-"""What each key may do; empty where the server asks for none."""
+"""Rights by key; empty if the server needs no keys."""
 
 
 def read_keys(file: Path) -> Keys:
@@ -53,12 +53,12 @@ def read_keys(file: Path) -> Keys:
         if words:
             keys[words[0]] = _scope(words, f"{file}:{number}")
     if not keys:
-        raise InvalidInput(f"{file} holds no key; write one on each line")
+        raise InvalidInput(f"{file} holds no key; write one key on each line")
     return keys
 
 
 def granted(keys: Keys, key: str) -> Access | None:
-    """What a key may do; None for an unknown one. Every key is compared, in constant time."""
+    """The rights of a key; None for an unknown one. Compares every key, in constant time."""
     found = None
     for known, access in keys.items():
         if hmac.compare_digest(key.encode(), known.encode()):
@@ -102,9 +102,9 @@ class Checks:
             scope.setdefault("state", {})["access"] = access
             uploads = path == UPLOADS and scope["method"] == "POST"
             if uploads:
-                check_writing(access)  # before the body, which is parsed before a route's checks
+                check_writing(access)  # here, since FastAPI parses the body before a route's checks
             most = self._settings.body_bytes if uploads else self._settings.json_bytes
-            if int(headers.get("content-length", "0")) > most:  # of digits, as h11 checks
+            if int(headers.get("content-length", "0")) > most:  # digits only, as h11 checks
                 raise ApiError(413, _too_large(most))
         except ApiError as error:
             await error.response(scope, receive, send)
@@ -112,8 +112,8 @@ class Checks:
         await self._app(scope, self._bounded(receive, most), send)
 
     def _check_source(self, headers: Headers) -> None:
-        """Refuse a name that is not the server's (DNS rebinding), and a page of another origin: a
-        browser would send its form without asking, and without keys it would be answered.
+        """Refuse a foreign host name (DNS rebinding) and a page of another origin: a browser sends
+        its forms without a preflight request, and a server without keys would answer.
         """
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rsplit(":", 1)[0]
@@ -127,22 +127,22 @@ class Checks:
             raise ApiError(403, message, code="wrong_origin")
 
     def _access(self, path: str, headers: Headers) -> Access:
-        """What the request's key may do. Raises ApiError (401)."""
+        """The rights of the request's key. Raises ApiError (401)."""
         if not self._keys:
             return Access()
         kind, _, key = headers.get("authorization", "").partition(" ")
         access = granted(self._keys, key.strip()) if kind.lower() == "bearer" else None
         if access is not None:
             return access
-        if path == "/" or path.startswith("/page/"):  # they show nothing of the memory
+        if path == "/" or path.startswith("/page/"):  # static files, without data of the memory
             return Access(write=False, only=("\0",))
         message = "a valid API key is needed: Authorization: Bearer KEY"
         raise ApiError(401, message, code="invalid_api_key")
 
     def _bounded(self, receive: Receive, most: int) -> Receive:
-        """The same body, which must come in time and not be longer than `most` bytes.
+        """Receive a body with a timeout and a limit of `most` bytes.
 
-        Raises HTTPException, which FastAPI does not take for a body that it cannot parse.
+        Raises HTTPException, which FastAPI does not report as a body that it cannot parse.
         """
         received, more = 0, True
 
@@ -167,13 +167,13 @@ def _too_large(most: int) -> str:
 
 
 def access_of(request: Request) -> Access:
-    """What the key of a request may do."""
+    """The rights of a request's key."""
     access: Access = request.state.access
     return access
 
 
 def check_writing(access: Access) -> None:
-    """Raises ApiError (403) for a key that may only read."""
+    """Raises ApiError (403) for a read-only key."""
     if not access.write:
         raise ApiError(403, "this key may only read")
 
@@ -192,8 +192,8 @@ def _reading_all(request: Request) -> Access:
 
 
 Reads = Annotated[Access, Depends(access_of)]
-"""Of a route that reads."""
+"""For a route that reads."""
 Writes = Annotated[Access, Depends(_writing)]
-"""Of a route that changes something; 403 for a key that may only read."""
+"""For a route that writes; 403 for a read-only key."""
 ReadsAll = Annotated[Access, Depends(_reading_all)]
-"""Of a route that reports on the whole server; 403 for a key of some documents."""
+"""For a route that reports on the whole server; 403 for a key of some documents."""

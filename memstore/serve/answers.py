@@ -1,6 +1,5 @@
-"""An answer to a chat request: a question after earlier turns, the steps in which the model's
-thread answers it in a session of its own, and the outcome, with a report of its sources and, where
-that is asked for, of what every token read.
+"""Answers to chat requests: the question, the steps in which the model's thread answers it in a new
+session, and the outcome with its sources and an optional trace of every token.
 """
 
 import time
@@ -18,18 +17,18 @@ from memstore.model.session import AskSession, BlockId, Continuation, TokenRead,
 from memstore.serve.api_errors import ApiError
 from memstore.store.memory_store import MemoryStore
 
-_CUT = 3  # tokens over which a character can be spread after its first
-CANDIDATES = 12  # the best of a choice that are reported, besides those chosen
+_CUT = 3  # most tokens that continue one character
+CANDIDATES = 12  # best candidates that a trace reports, besides the chosen passages
 
 MayRead = Callable[[str], bool]
-"""May a document of this name be shown?"""
+"""May the client see a document of this name?"""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question after earlier turns, each a message of the user and what was answered. settings:
-    of AnswerSettings. documents: gives the names of those to look in, when its turn comes; trace:
-    report what every token read; may_read: may a document of this name be shown?
+    """A question after earlier turns, each (message of the user, answer). settings: fields of
+    AnswerSettings. documents: called when the question is answered, gives the documents to search;
+    trace: report the sources of every token; may_read: may the client see a document?
     """
 
     text: str
@@ -42,20 +41,20 @@ class Question:
 
 @dataclass
 class Outcome:
-    """What is known of an answer when it has ended."""
+    """The result of an answer that has ended."""
 
     text: str = ""
     refused: bool = False
     finish_reason: Literal["stop", "length"] = "stop"
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    seconds: float = 0.0  # from its turn to its end
+    seconds: float = 0.0  # without the time in the queue
     first_token_seconds: float = 0.0
-    memstore: dict[str, Any] = field(default_factory=dict)  # the field of that name in answers
+    memstore: dict[str, Any] = field(default_factory=dict)  # the `memstore` field of the response
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage of a chat completion."""
+        """The `usage` of a chat completion."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -64,7 +63,7 @@ class Outcome:
 
 
 class QueuedAnswer(Iterator[str]):
-    """Pieces of an answer's text, one a step, for Worker.steps; the outcome has the rest."""
+    """The pieces of an answer's text, one for each step (Worker.steps), and its outcome."""
 
     def __init__(
         self,
@@ -73,7 +72,9 @@ class QueuedAnswer(Iterator[str]):
         most_seconds: float,
         on_end: Callable[[Outcome, BaseException | None], None],
     ) -> None:
-        """most_seconds: of the answer. on_end: called on the model's thread; with its error."""
+        """most_seconds: limit of the answer. on_end: called on the model's thread, with the error
+        of a failed answer.
+        """
         self.outcome = Outcome()
         self._question, self._open_chat = question, open_chat
         self._most_seconds, self._on_end = most_seconds, on_end
@@ -82,14 +83,14 @@ class QueuedAnswer(Iterator[str]):
 
     @property
     def continuation(self) -> Continuation | None:
-        """What generates its tokens, while it does."""
+        """The generation in progress, or None."""
         return None if self._chat is None else self._chat.continuation
 
     def __next__(self) -> str:
         return next(self._steps)
 
     def close(self) -> None:
-        """End it now."""
+        """End the answer now."""
         self._steps.close()
 
     def _run(self) -> Generator[str, None, None]:
@@ -118,7 +119,7 @@ class QueuedAnswer(Iterator[str]):
             self._on_end(outcome, failed)
 
     def _read_turns(self, chat: Chat, until: float) -> Generator[str, None, None]:
-        """Read the earlier turns. until: the time, of perf_counter, by which that must end."""
+        """Read the earlier turns. until: time limit, of perf_counter. Raises ApiError."""
         for turn in self._question.turns:
             chat.session.tell(*turn)
             yield ""
@@ -127,7 +128,7 @@ class QueuedAnswer(Iterator[str]):
                 raise ApiError(400, message, code="context_length_exceeded", param="messages")
 
     def _generate(self, chat: Chat, until: float) -> Generator[str, None, Answer]:
-        """The pieces of the text, until the answer ends or its time is over."""
+        """The pieces of the text, until the answer or its time ends."""
         steps = chat.asking(self._question.text, **self._question.settings)
         while True:
             try:
@@ -144,8 +145,8 @@ class QueuedAnswer(Iterator[str]):
 
 
 def decode_batch(works: Sequence[Iterator[Any]]) -> None:
-    """Read the pending tokens of all answers among these works in one forward pass, where the first
-    of them has one. For Worker, before each step.
+    """Read the pending tokens of all answers in one forward pass, if the first work is an answer
+    with a pending token. Worker calls it before each step.
     """
     going = [work.continuation for work in works if isinstance(work, QueuedAnswer)]
     others = [one for one in going[1:] if one is not None]
@@ -183,8 +184,8 @@ def report_trace(
     """The report of a traced answer: each source with its text and place; the candidates and scores
     of a model that chooses once for a question; the sources of each token; and the costs.
 
-    text: of the answer, where it is a part of what the tokens say (stripped, or cut at a stop
-    text); most: sources at most. Documents that may not be shown, or are gone, are left out.
+    text: the answer, if it is only a part of the tokens' text (stripped, or cut at a stop text);
+    most: most sources. Documents that the client may not see, or that were deleted, are left out.
     """
     reader = trace.reader
     source_of = _shown(reader, session.store, may_read)
@@ -221,7 +222,7 @@ def report_trace(
 
 
 def pieces(reader: ModelAdapter, tokens: Sequence[int]) -> list[str]:
-    """The text that begins in each token; joined, the text of all tokens."""
+    """The text that begins in each token; joined, they are the text of all tokens."""
     whole = reader.tokenizer.whole_characters
     return [
         whole([token], tokens[number + 1 : number + 1 + _CUT])
@@ -232,7 +233,9 @@ def pieces(reader: ModelAdapter, tokens: Sequence[int]) -> list[str]:
 def _shown(
     reader: ModelAdapter, store: MemoryStore, may_read: MayRead
 ) -> Callable[[BlockId, float], Source | None]:
-    """Gives a block with its text; None where it may not be shown, or is gone."""
+    """A function of a block that returns its text and place, or None if the client may not see it,
+    or it was deleted.
+    """
 
     def source(block_id: BlockId, weight: float) -> Source | None:
         number, block = block_id
@@ -240,7 +243,7 @@ def _shown(
             document = store.document(number)
             if may_read(document.name):
                 return Source.of(reader, store, document, block, weight)
-        except DocumentNotFound:  # deleted since
+        except DocumentNotFound:  # deleted concurrently
             pass
         return None
 
@@ -248,7 +251,7 @@ def _shown(
 
 
 def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
-    """The tokens of a text, which is a part of what all tokens say, and what each read."""
+    """The tokens of `text`, which is a part of all tokens' text, and the sources of each."""
     texts = pieces(trace.reader, [read.token for read in trace.tokens])
     whole = "".join(texts)
     begin = whole.find(text) if text is not None else 0
@@ -266,7 +269,7 @@ def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
 def _choice(
     session: AskSession, source_of: Callable[[BlockId, float], Source | None]
 ) -> dict[str, Any] | None:
-    """The last choice of a session that chooses once: the best candidates and those chosen."""
+    """The last choice of a session that chooses once: best candidates and chosen passages."""
     if not isinstance(session, PassageSession) or session.candidates is None:
         return None
     candidates, gate = session.candidates, session.reader.gate
@@ -276,7 +279,7 @@ def _choice(
     rows = []
     for block_id, block in ranked:
         source = source_of(block_id, block.score)
-        if source is None:  # a block of the conversation, or of a document not shown
+        if source is None:  # a block of the conversation, or of a hidden document
             continue
         rows.append(source.citation | {"score": source.weight, "chosen": block_id in chosen})
     scores, caution = candidates.scores, session.settings.caution

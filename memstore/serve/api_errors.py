@@ -24,11 +24,11 @@ _CODES = {
     413: "too_large",
     429: "overloaded",
 }
-# Status, code, and a message instead of the error's own where that could name the memory's
-# directory, or documents that the client may not see. Unknown documents are refused before any
-# work begins: one that is missing later was deleted in between.
+# Status, code, and a message that replaces the error's own if that could name the memory's
+# directory, or documents that the client may not see. Unknown documents are refused before work
+# begins: a document that is missing later was deleted concurrently.
 _ANSWERED: dict[type[MemstoreError], tuple[int, str, str | None]] = {
-    errors.DocumentNotFound: (409, "document_gone", "a document was deleted in between; ask again"),
+    errors.DocumentNotFound: (409, "document_gone", "a document was just deleted; ask again"),
     errors.DocumentExists: (409, "document_exists", None),
     errors.MemoryLocked: (409, "memory_locked", "another process is writing the memory; try later"),
     errors.ReadOnlyMemory: (403, "read_only", "the memory cannot be written"),
@@ -42,7 +42,7 @@ _ANSWERED: dict[type[MemstoreError], tuple[int, str, str | None]] = {
 
 
 class ApiError(Exception):
-    """A response with OpenAI's error object; code: by default that of the status."""
+    """A response with OpenAI's error object; code: default: the status's."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None
@@ -65,7 +65,7 @@ class ApiError(Exception):
 
 
 class Busy(ApiError):
-    """Too much is waiting already."""
+    """The queue is full."""
 
     def __init__(self, message: str) -> None:
         super().__init__(429, message)
@@ -79,12 +79,12 @@ class Stopped(ApiError):
 
 
 def not_found(what: str, name: str) -> ApiError:
-    """The error for something that does not exist, or that the client may not see."""
+    """The error for an object that does not exist, or that the client may not see."""
     return ApiError(404, f"no {what} {name!r}")
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The response to an exception, which says nothing of an unexpected one. It is logged."""
+    """The response to an exception; an unexpected one is logged, and its text withheld."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -102,10 +102,10 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def of_validation(error: Mapping[str, Any]) -> ApiError:
-    """The error response for a wrong value, which pydantic describes, by its parameter's name."""
+    """The response to an invalid value, from pydantic's error; names its parameter."""
     param, what = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
     if error["type"] == "json_invalid":
-        return ApiError(400, f"the body is no JSON: {what}")
+        return ApiError(400, f"the body is not JSON: {what}")
     return ApiError(400, f"{param or 'the body'}: {what}", param=param or None)
 
 

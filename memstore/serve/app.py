@@ -23,12 +23,12 @@ from memstore.serve.mcp_server import mcp_server
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 
-_CLOSING_SECONDS = 4  # that connections have after the answers, to be closed
-_IDLE_SECONDS = 30  # from an answer to the next request of its connection
+_CLOSING_SECONDS = 4  # for connections to close after the last answers
+_IDLE_SECONDS = 30  # keep-alive of an idle connection
 
 
 def create_app(service: Service) -> FastAPI:
-    """What serves a memory; closing the app ends the service."""
+    """The app that serves a memory; closing it ends the service."""
 
     @asynccontextmanager
     async def alive(app: FastAPI) -> AsyncIterator[None]:
@@ -54,7 +54,7 @@ def create_app(service: Service) -> FastAPI:
     app.mount("/page", inspector.Page())
     settings = service.settings
     app.add_middleware(Checks, settings=settings, keys=service.keys)
-    if settings.origins:  # outside of the checks: a browser asks first, without a key
+    if settings.origins:  # before the checks: a preflight request has no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.origins),
@@ -65,8 +65,8 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _mcp(service: Service) -> APIRouter:
-    """The stateless route; a key that may only read is not offered the tools that write."""
-    AppStatus.disable_automatic_graceful_drain()  # it would cut off answers at a signal
+    """The stateless route; read-only keys get no tools that write."""
+    AppStatus.disable_automatic_graceful_drain()  # it would end answers at a signal
     sessions = {}
     for write in {False, not service.store.read_only}:
         server = mcp_server(service, access_of, write=write)
@@ -85,7 +85,7 @@ def _mcp(service: Service) -> APIRouter:
             yield
 
     class Endpoint:
-        """An ASGI app; Starlette would call a function with a request."""
+        """An ASGI app as an object; Starlette would call a function with a request."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             write = service.documents.writable(scope["state"]["access"])
@@ -98,7 +98,7 @@ def _mcp(service: Service) -> APIRouter:
 
 
 def check_exposed(settings: ServeSettings, keys: Keys) -> None:
-    """Raises InvalidInput for an address that other machines can reach, without keys."""
+    """Raises InvalidInput for an address that other machines can reach without keys."""
     if not settings.loopback and not keys:
         raise InvalidInput(
             f"{settings.host} can be reached by other machines; give --api-key-file, or listen on "
@@ -122,10 +122,10 @@ def configured(service: Service) -> uvicorn.Config:
 
 
 def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until SIGINT or SIGTERM; then new requests are refused, answers finish, and ingests
-    stop at the end of a chunk. ready: called with the URL once the server answers.
+    """Serve until SIGINT or SIGTERM; then refuse new requests, finish answers, and stop ingests at
+    the end of a chunk. ready: called with the URL when the server accepts requests.
 
-    Raises InvalidInput for an address that is not free.
+    Raises InvalidInput for an address in use.
     """
     settings = service.settings
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -140,15 +140,15 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
     with listening:
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        gc.freeze()  # no collection looks through the model's objects
+        gc.freeze()  # excludes the model's objects from garbage collection
         try:
             _Server(service, lambda: ready(f"http://{shown}:{port}")).run([listening])
         finally:
-            gc.unfreeze()  # else triton reports its objects as leaked when the process ends
+            gc.unfreeze()  # or triton reports its objects as leaked at the end of the process
 
 
 class _Server(uvicorn.Server):
-    """Stops the service before it waits for connections."""
+    """Stops the service before waiting for connections."""
 
     def __init__(self, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(configured(service))

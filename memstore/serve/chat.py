@@ -97,7 +97,7 @@ async def _events(
 
 
 async def _whole(request: Request, pieces: AsyncGenerator[str, None]) -> str:
-    """All pieces together. When the client leaves, they are stopped and ApiError 499 is raised."""
+    """The whole text. If the client disconnects, stops the answer and raises ApiError (499)."""
 
     async def gather() -> str:
         async with aclosing(pieces) as held:
@@ -107,7 +107,7 @@ async def _whole(request: Request, pieces: AsyncGenerator[str, None]) -> str:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; when the client leaves it is cancelled, and ApiError 499 raised."""
+    """The result of `work`. If the client disconnects, cancels it and raises ApiError (499)."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -117,7 +117,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not made.done():
-            raise ApiError(499, "the client went away", code="cancelled")
+            raise ApiError(499, "the client disconnected", code="cancelled")
         return made.result()
     finally:
         for task in (made, gone):
@@ -133,9 +133,9 @@ def _event(data: Mapping[str, Any]) -> str:
 async def _streamed(
     request: Request, events: AsyncIterator[str], pieces: AsyncGenerator[str, None]
 ) -> StreamingResponse:
-    """A response of events made from an answer's pieces. It begins with the first event: an error
-    before it is an ordinary error response, and a client that leaves before it leaves the queue. A
-    later error is an event.
+    """A response of server-sent events from an answer's pieces. It begins with the first event: an
+    earlier error is an ordinary error response, and a client that disconnects earlier leaves the
+    queue. A later error is an event.
     """
 
     async def begun() -> str | None:
@@ -148,7 +148,7 @@ async def _streamed(
         raise
 
     async def body() -> AsyncIterator[str]:
-        async with aclosing(pieces):  # ends the answer when the client leaves
+        async with aclosing(pieces):  # ends the answer if the client disconnects
             if first is not None:
                 yield first
             try:

@@ -16,7 +16,7 @@ _TEXT = ("text", "input_text", "output_text")
 
 
 class Part(Lenient):
-    """A part of a message; only text is read."""
+    """A part of a message; only text is supported."""
 
     type: str
     text: str = ""
@@ -38,15 +38,15 @@ class Message(Lenient):
 
 
 class StreamOptions(Lenient):
-    """What a stream sends besides the text."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class Options(Strict):
-    """The `memstore` field of a request. documents: names of those to look in, None for all; trace:
-    report what every token read; from_memory: refuse where the gate finds no answer in the memory;
-    False lets the model answer without it.
+    """The `memstore` field of a request. documents: names of documents to search, None for all;
+    trace: report the sources of every token; from_memory: refuse if the gate finds no answer in
+    the memory; False lets the model answer without it.
     """
 
     documents: Annotated[list[str], entries()] | None = None
@@ -56,8 +56,8 @@ class Options(Strict):
 
 
 class ChatRequest(Lenient):
-    """The parameters. The last ones would change what the answer means, and take only the values
-    that leave it as it is; all others that are unknown are ignored.
+    """The parameters. The last ones would change the answer's meaning, and accept only their
+    neutral values; unknown parameters are ignored.
     """
 
     model: str
@@ -84,7 +84,7 @@ class ChatRequest(Lenient):
     web_search_options: None = None
 
     def question(self, service: Service, access: Access) -> Question:
-        """The question that is asked. Raises ApiError, InvalidInput."""
+        """The question of the request. Raises ApiError, InvalidInput."""
         turns, text = as_turns(self.messages, templated=service.model.templated)
         check_lengths(service.model, turns, text, service.settings.message_tokens)
         default = service.model.answering.max_new_tokens
@@ -109,14 +109,14 @@ class ChatRequest(Lenient):
 
 
 def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[tuple[str, str]], str]:
-    """Earlier turns, and the question that is asked.
+    """Earlier turns, and the question.
 
-    Instructions (role system or developer) go before what the user says next, for a model with a
-    chat template; one without reads the user's messages alone. Raises ApiError where the last
-    message is not a question of the user's.
+    Instructions (role system or developer) are put before the user's next message, for a model with
+    a chat template; a model without one reads only the user's messages. Raises ApiError if the last
+    message is not a question of the user.
     """
     turns: list[tuple[str, str]] = []
-    texts: list[str] = []  # of the user, since the last answer
+    texts: list[str] = []  # messages of the user since the last answer
     asked = False
     for message in messages:
         text = _text_of(message.content)
@@ -136,7 +136,7 @@ def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[tupl
 def check_lengths(
     model: ModelAPI, turns: Sequence[tuple[str, str]], question: str, most: int
 ) -> None:
-    """Raises ApiError (400) for a message of more than `most` tokens: others wait for it."""
+    """Raises ApiError (400) for a message of more than `most` tokens, which is read in one step."""
     for text in [question, *(part for turn in turns for part in turn)]:
         size = len(text.encode())  # a token has at least one byte
         if size > most and (size > 16 * most or len(model.tokenizer.encode(text)) > most):

@@ -1,5 +1,5 @@
-"""The documents of the served memory: what an API key may list, search, add and delete, the uploads
-that the model's thread ingests in the background, and the routes under /v1/memstore for them.
+"""The documents of the served memory: list, search, add and delete them with an API key's rights,
+ingest uploads in the background, and the routes under /v1/memstore for all this.
 """
 
 import re
@@ -29,17 +29,17 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 
 _NAME_BYTES = 400
-_FAILED = 100  # failed uploads that are remembered
-_WAIT_SECONDS = 30.0  # that a deletion waits for an upload to stop at the end of a chunk
-_CONVERTED_AT_ONCE = 2  # uploads; a conversion takes a process and much memory
-_BLOCKS = 64  # of a text that are sent at once
-# control characters, line separators, marks that turn text around, and half characters
+_FAILED = 100  # remembered failed uploads
+_WAIT_SECONDS = 30.0  # a deletion's wait for an upload to stop at the end of a chunk
+_CONVERTED_AT_ONCE = 2  # concurrent conversions, each a process that takes much memory
+_BLOCKS = 64  # most blocks of text in a response
+# control characters, line separators, direction marks, and lone surrogates
 _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(eq=False)
 class Upload:
-    """A document whose ingest is not done, or failed. job.latest: its last IngestProgress."""
+    """An upload that is not ingested yet, or failed. job.latest: its last IngestProgress."""
 
     text: Text
     job: Job = field(init=False)
@@ -47,28 +47,27 @@ class Upload:
 
     @property
     def active(self) -> bool:
-        """Is it still waiting or being ingested?"""
+        """Is it waiting or being ingested?"""
         return not self.job.finished.is_set()
 
 
 class Documents:
-    """The documents of a memory for those who call the server; any thread may call."""
+    """The documents of a memory for the server's clients. Safe for several threads."""
 
     def __init__(
         self, model: ModelAPI, store: MemoryStore, worker: Worker, *, most_characters: int
     ) -> None:
-        """most_characters: of all uploads that wait; beyond it another one is refused."""
+        """most_characters: limit of all waiting uploads, beyond which a new one is refused."""
         self._model, self._store, self._worker = model, store, worker
         self._most_characters = most_characters
         self._lock = threading.Lock()
         self._uploads: dict[str, Upload] = {}  # by document name
 
-    # What a key may see
+    # Reading
 
     def readable(self, access: Access, names: list[str] | None = None) -> list[str]:
-        """The names of finished documents: those given, or all that the key may read, oldest
-        first. Raises ApiError (404) for an unknown name, InvalidInput for a document that is only
-        partly read.
+        """The names of ready documents: those given, or all that the key may read, oldest first.
+        Raises ApiError (404) for an unknown name, InvalidInput for a document that is not ready.
         """
         if names is None:
             return [document.name for document in self._store.ready() if access.sees(document.name)]
@@ -78,8 +77,8 @@ class Documents:
         return [document.name for document in self._store.ready(unique)] if unique else []
 
     def chosen(self, access: Access, names: list[str] | None) -> Callable[[], list[str]]:
-        """Gives the documents to ask, for a question that has to wait. Those that are named must be
-        there now; all are those that are there when the question has its turn.
+        """A function that returns the documents to search, for a question in the queue. Named
+        documents must exist now; None: all documents when the question is answered.
         """
         if names is None:
             return lambda: self.readable(access)
@@ -87,12 +86,12 @@ class Documents:
         return lambda: named
 
     def check(self, access: Access, name: str) -> None:
-        """Raises ApiError (404) where there is no such document, or the key may not read it."""
+        """Raises ApiError (404) if the document does not exist, or the key may not read it."""
         if not (access.sees(name) and self._store.has(name)):
             raise not_found("document", name)
 
     def writable(self, access: Access) -> bool:
-        """May this key add and delete documents?"""
+        """May a key add and delete documents?"""
         return access.write and not self._store.read_only
 
     def listed(self, access: Access) -> list[dict[str, Any]]:
@@ -113,8 +112,8 @@ class Documents:
         return _row(name, document, upload)
 
     def blocks(self, access: Access, name: str, first: int, end: int) -> list[dict[str, Any]]:
-        """Blocks first .. end - 1 of a document: {"block", "span", "text"} each, whose texts follow
-        one another without a gap. Raises ApiError (404), CorruptMemory.
+        """Blocks first .. end - 1 of a document, {"block", "span", "text"} each; their texts are
+        contiguous. Raises ApiError (404), CorruptMemory.
         """
         self.check(access, name)
         document = self._store.document(name)
@@ -130,7 +129,7 @@ class Documents:
     async def search(
         self, access: Access, query: str, names: list[str] | None, top_k: int
     ) -> Matches:
-        """The passages most like a query, best first. Raises ApiError, Busy, InvalidInput."""
+        """The passages most similar to a query, best first. Raises ApiError, Busy, InvalidInput."""
 
         def work() -> Matches:
             readable = self.readable(access, names)
@@ -143,7 +142,7 @@ class Documents:
     # Uploads
 
     def add(self, access: Access, text: Text, mode: Mode = "new") -> Upload:
-        """Queue a text to be ingested as the document text.name.
+        """Queue a text for ingest as the document text.name.
 
         mode: as ModelAPI.ingest. Raises ApiError: 403 for a name that the key may not write, 409
         for a name in use; Busy, Stopped, ReadOnlyMemory, InvalidInput for an empty text.
@@ -170,7 +169,7 @@ class Documents:
         return upload
 
     def delete(self, access: Access, name: str) -> None:
-        """Delete a document, and its upload. Raises ApiError (404; 409 for an upload that does not
+        """Delete a document and its upload. Raises ApiError (404; 409 for an upload that does not
         stop), MemoryLocked, ReadOnlyMemory.
         """
         self._store.writable()
@@ -185,27 +184,27 @@ class Documents:
             with self._lock:
                 if self._uploads.get(name) is upload:
                     del self._uploads[name]
-        with suppress(DocumentNotFound):  # it was never begun
+        with suppress(DocumentNotFound):  # its ingest never began
             self._store.forget(name)
 
     def _check_free(self, name: str, digest: str) -> None:
-        """Raises ApiError (409) where the memory has a document of this name with other text."""
+        """Raises ApiError (409) if the memory has a document of this name with other text."""
         with suppress(DocumentNotFound):
             document = self._store.document(name)
             if document.state == "ready" and document.source_hash != digest:
                 raise _conflict(
-                    f"document {name!r} is there with other text; delete it, or send mode=replace"
+                    f"document {name!r} exists with other text; delete it, or send mode=replace"
                 )
 
     def _ended(self, upload: Upload, job: Job) -> None:
-        """Remember why an upload failed. Called on the model's thread."""
+        """Record the end of an upload. Called on the model's thread."""
         name, digest = upload.text.name, upload.text.digest
         if job.error is not None:
             upload.error = as_api_error(job.error)
             with suppress(MemstoreError):
                 document = self._store.document(name)
                 if document.state != "ready" and document.source_hash == digest:
-                    self._store.forget(name)  # no half document stays behind
+                    self._store.forget(name)  # drop the unfinished document
         with self._lock:
             if job.error is None and self._uploads.get(name) is upload:
                 del self._uploads[name]
@@ -215,8 +214,8 @@ class Documents:
 
 
 def _converted(content: bytes, filename: str, name: str | None) -> Text:
-    """A file as the text of a document, which is called `name` or by the last part of the file's
-    name: clients may send whole paths. Raises ApiError, InvalidInput.
+    """The text of a file, as the document `name`, by default the last part of `filename`: clients
+    may send whole paths. Raises ApiError, InvalidInput.
     """
     name = name or filename.replace("\\", "/").rsplit("/", 1)[-1].strip()
     check_name(name)
@@ -226,7 +225,7 @@ def _converted(content: bytes, filename: str, name: str | None) -> Text:
 
 
 def check_name(name: str) -> None:
-    """Raises ApiError (400) for a name that no document may have."""
+    """Raises ApiError (400) for an invalid document name."""
     size = len(name.encode(errors="replace"))
     if _NOT_IN_NAMES.search(name) or not name.strip().strip(".") or size > _NAME_BYTES:
         message = f"a document's name has 1 to {_NAME_BYTES} bytes, and no control characters"
@@ -239,7 +238,7 @@ def _conflict(message: str) -> ApiError:
 
 def _row(name: str, document: Document | None, upload: Upload | None) -> dict[str, Any]:
     """A document, its upload, or both, as JSON values. state: "waiting", "ingesting", "ready" or
-    "failed"; progress: 0..1; notes: what of the file could not be read.
+    "failed"; progress: 0..1; notes: on parts of the file that could not be read.
     """
     row: dict[str, Any] = {
         "object": "memstore.document",
@@ -275,7 +274,7 @@ def _row(name: str, document: Document | None, upload: Upload | None) -> dict[st
 
 
 class NewFile(Strict):
-    """The form of an upload, with one file. name: of the document; by default the file's."""
+    """The form of an upload of one file. name: of the document; default: the file's."""
 
     file: Annotated[list[UploadFile], entries(1, least=1)]
     name: str | None = None
@@ -283,7 +282,7 @@ class NewFile(Strict):
 
 
 class Search(Strict):
-    """What to search for."""
+    """A request to search."""
 
     query: Annotated[str, StringConstraints(max_length=8192, pattern=r"\S")]
     documents: Annotated[list[str], entries()] | None = None

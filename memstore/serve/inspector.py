@@ -1,4 +1,4 @@
-"""The page of the server, and routes that describe the model, the memory and the tiers."""
+"""The server's page, and routes that describe the model, the memory and the tiers."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ from memstore.serve.access import Reads, ReadsAll
 from memstore.serve.service import Service
 
 _PAGE = Path(__file__).parent / "page"
-# nothing from another host, no inline script or style, and no text that becomes markup
+# nothing from other hosts, no inline scripts or styles, and no text as markup
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -51,7 +51,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/memstore")
     def about(access: Reads) -> dict[str, Any]:
         model, figures = service.model, ("documents", "tokens", "file_bytes")
-        stats = None if access.only else service.store.stats()  # of all documents
+        stats = None if access.only else service.store.stats()  # covers all documents
         return {
             "object": "memstore",
             "version": __version__,

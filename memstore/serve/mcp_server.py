@@ -25,9 +25,9 @@ _ABOUT = (
     "A memory of documents that a language model has read. `search` finds passages, `ask` answers "
     "a question from them in a few words; `ingest` adds a document."
 )
-_SECONDS_BETWEEN = 0.5  # progress reports of an ingest, at most
+_SECONDS_BETWEEN = 0.5  # least seconds between progress reports of an ingest
 
-# all of it is read at once
+# bounded, since it is read in one step
 Phrase = Annotated[str, Field(max_length=8192, pattern=r"\S")]
 Names = Annotated[list[str] | None, Field(description="Look in these documents only.")]
 Content = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -35,7 +35,7 @@ Name = Annotated[str, Field(description="The document's name.")]
 
 
 class _Server(MCPServer[Any]):
-    """Says in one line what is wrong with a call."""
+    """Reports an invalid call in one line."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context | None = None
@@ -54,8 +54,8 @@ class _Server(MCPServer[Any]):
 def mcp_server(
     service: Service, access_of: Callable[[Any], Access], *, write: bool
 ) -> MCPServer[Any]:
-    """The SDK's server; a transport brings it requests. access_of: what the client of a request may
-    do, by the request, which is None over stdin. write: offer the tools that change the memory.
+    """The SDK's server, for any transport. access_of: the rights of the client of a request, which
+    is None over stdin. write: offer tools that change the memory.
     """
     server = _Server("memstore", version=__version__, instructions=_ABOUT, log_level="WARNING")
     held = service.documents
@@ -121,11 +121,11 @@ def mcp_server(
                 if (at := upload.job.latest) is not None:
                     await ctx.report_progress(at.characters, at.total_characters)
         finally:
-            service.worker.cancel(upload.job)  # what is ingested stays
+            service.worker.cancel(upload.job)  # ingested chunks stay
         if upload.error is not None:
             raise upload.error
         if upload.job.result is None:
-            raise ApiError(503, "the ingest was stopped; ingest again to go on from there")
+            raise ApiError(503, "the ingest was stopped; ingest again to resume it")
         return await run_in_threadpool(held.row, caller, name)
 
     async def forget(name: Name, ctx: Context) -> dict[str, Any]:
@@ -153,7 +153,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 async def serve_stdio(server: MCPServer[Any], end: Callable[[int], None]) -> None:
     """Serve one client over stdin and stdout until it closes them.
 
-    end: called with a termination signal, and ends the process: a read of stdin cannot be
+    end: called with a termination signal; must end the process, since a read of stdin cannot be
     cancelled.
     """
     handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
@@ -169,4 +169,4 @@ async def serve_stdio(server: MCPServer[Any], end: Callable[[int], None]) -> Non
             await server.run_stdio_async()
             tasks.cancel_scope.cancel()
     except* (BrokenPipeError, anyio.BrokenResourceError):
-        pass  # the client has closed stdout, and wants no answer
+        pass  # the client has closed stdout

@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     from memstore.store.memory_store import MemoryStore
 
 _HELP = {
-    "hits": "Units (blocks of one KV head) looked up that were there or on their way.",
-    "misses": "Units that a lookup had to fetch from below.",
+    "hits": "Units (blocks of one KV head) looked up that were cached or being prefetched.",
+    "misses": "Units looked up that had to be fetched from the tier below.",
     "bytes": "Decoded bytes delivered.",
     "seconds": "Upper tiers: time lookups waited for the tier below; disk: time spent reading.",
-    "evictions": "Units dropped to make room.",
-    "prefetched": "First lookups of a unit that a prefetch had brought in time.",
+    "evictions": "Units evicted.",
+    "prefetched": "First lookups of a unit that was prefetched in time.",
     "late": "First lookups of a unit that waited for its prefetch.",
-    "unused": "Prefetched units dropped before anything looked them up.",
-    "held": "Bytes of units that are held.",
-    "budget": "Bytes that may be held.",
+    "unused": "Prefetched units evicted before any lookup.",
+    "held": "Bytes of cached units.",
+    "budget": "Most bytes of cached units.",
 }
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-_TOKENS = tuple(4**power for power in range(14))  # as the gen_ai conventions advise
+_TOKENS = tuple(4**power for power in range(14))  # buckets that the gen_ai conventions advise
 _LOAD = {
-    "active": "Questions that are being answered.",
-    "waiting": "Questions that wait for their turn.",
-    "jobs": "Documents that are being ingested or wait for it.",
+    "active": "Questions being answered.",
+    "waiting": "Questions in the queue.",
+    "jobs": "Documents being ingested or waiting for ingest.",
     "documents": "Documents of the memory.",
 }
 
 
 class ServerMetrics:
-    """What a server counts of its answers, how much it has to do, and the counters of the tiers
-    since the store was opened, read at each scrape.
+    """Metrics of a server's answers and load, and of the tiers since the store was opened, which
+    are read at each scrape.
 
     registry: of prometheus_client.
     """
 
     def __init__(self, store: "MemoryStore", load: Callable[[], Mapping[str, int]]) -> None:
-        """load: gives the numbers of questions that are "active" and "waiting", and of "jobs"."""
+        """load: returns the numbers of "active" and "waiting" questions, and of "jobs"."""
         self._store, self._load = store, load
         self.registry = CollectorRegistry(auto_describe=False)
 
@@ -53,13 +53,13 @@ class ServerMetrics:
 
         self._duration = histogram(
             "gen_ai_server_request_duration_seconds",
-            "Seconds from a question's turn to the end of its answer.",
+            "Seconds from the start of an answer, after the queue, to its end.",
             ["error_type"],
             _SECONDS,
         )
         self._first = histogram(
             "gen_ai_server_time_to_first_token_seconds",
-            "Seconds from a question's turn to the first token of its answer.",
+            "Seconds from the start of an answer, after the queue, to its first token.",
             [],
             _SECONDS,
         )
@@ -76,9 +76,8 @@ class ServerMetrics:
         self.registry.register(self)  # for `collect`
 
     def collect(self) -> Iterable[Any]:
-        """Gauges of the load, and the tiers' metrics: counters
-        memstore_tier_{hits, misses, bytes, seconds, ...}_total and gauges
-        memstore_tier_{held, budget}_bytes, by tier.
+        """Gauges of the load, and by tier counters memstore_tier_{hits, misses, bytes, seconds,
+        ...}_total and gauges memstore_tier_{held, budget}_bytes.
         """
         tiers = self._store.tier_stats()
         now = {**self._load(), "documents": len(self._store.documents())}
@@ -95,11 +94,11 @@ class ServerMetrics:
         return families
 
     def failed(self, error: "ApiError") -> None:
-        """A request was answered with an error."""
+        """Count a request that got an error response."""
         self._busy.inc(error.status == 429)
 
     def ended(self, outcome: "Outcome", error: BaseException | None) -> None:
-        """An answer has ended; error: None unless it failed, or its client went away."""
+        """Count an answer; error: None unless it failed or its client disconnected."""
         failed = "" if error is None else type(error).__name__
         self._duration.labels(failed).observe(outcome.seconds)
         if outcome.first_token_seconds:

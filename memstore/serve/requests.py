@@ -1,4 +1,4 @@
-"""Base classes of requests: null is the same as absent, and lists have a longest length."""
+"""Base classes of requests: null means absent, and the lengths of lists and texts are limited."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 def entries(most: int = 10_000, *, least: int = 0) -> Any:
-    """The field of a list of so many entries."""
+    """The field of a list with `least` to `most` entries."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
 
 class Lenient(BaseModel):
-    """A request, or a part of one, whose unknown parameters are ignored."""
+    """A request, or part of one, that ignores unknown parameters."""
 
-    # with a longest length pydantic looks at each text, and refuses one with half a character
+    # str_max_length also makes pydantic check each text, and refuse lone surrogates
     model_config = ConfigDict(extra="ignore", str_max_length=1 << 26)
 
     @model_validator(mode="before")
@@ -25,6 +25,6 @@ class Lenient(BaseModel):
 
 
 class Strict(Lenient):
-    """A request, or a part of one, whose unknown parameters are errors."""
+    """A request, or part of one, that refuses unknown parameters."""
 
     model_config = ConfigDict(extra="forbid", str_max_length=1 << 26)

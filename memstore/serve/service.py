@@ -1,4 +1,4 @@
-"""The parts of one server: a model, its memory, the thread that works with both, documents."""
+"""The parts of one server: a model, its memory, the thread that uses both, documents, metrics."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Worker
 from memstore.store.memory_store import MemoryStore
 
-_FREED_EVERY = 64  # answers
+_FREED_EVERY = 64  # answers between two returns of free memory to the system
 
 
 class Service:
@@ -28,7 +28,7 @@ class Service:
         keys: Keys | None = None,
         name: str = "memstore",
     ) -> None:
-        """name: of the model, for clients."""
+        """name: the model's, for clients."""
         self.model, self.store, self.name = model, store, name
         self.settings = settings = settings or ServeSettings()
         self.keys = keys or {}
@@ -42,7 +42,7 @@ class Service:
         self.documents = Documents(
             model, store, self.worker, most_characters=4 * settings.body_bytes
         )
-        self._ended = 0  # answers
+        self._ended = 0  # ended answers
         shape = model.shape
         # a passage is one unit of the tiers; a block is one in each layer and KV head
         units = shape.num_layers * shape.num_kv_heads if model.keeps is None else 1
@@ -50,7 +50,9 @@ class Service:
         self._own_blocks = max(model.lookup.top_k, share)
 
     def ask(self, question: Question) -> tuple[AsyncGenerator[str, None], Outcome]:
-        """Queue a question: its answer's pieces; the outcome at their end. Raises Busy, Stopped."""
+        """Queue a question; return the pieces of its answer, and the outcome, which is complete
+        after the last piece. Raises Busy, Stopped.
+        """
         answer = QueuedAnswer(question, self._chat, self.settings.answer_seconds, self._end)
         return self.worker.steps(answer), answer.outcome
 
@@ -59,10 +61,10 @@ class Service:
 
     def _end(self, outcome: Outcome, error: BaseException | None) -> None:
         self._ended += 1
-        if self._ended % _FREED_EVERY == 0:  # of sessions that come and go glibc keeps the memory
+        if self._ended % _FREED_EVERY == 0:  # glibc keeps the memory of ended sessions
             return_freed_memory()
         self.metrics.ended(outcome, error)
 
     def close(self, seconds: float = 5.0) -> None:
-        """End what runs; the store is its opener's to close. seconds: that answers have left."""
+        """Stop the worker, but leave the store open. seconds: left for running answers."""
         self.worker.stop(seconds)

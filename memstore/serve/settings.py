@@ -1,4 +1,4 @@
-"""Settings of a server: where it listens, how much it takes on, and who may call it."""
+"""Settings of a server: address, limits, and permitted hosts and origins."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,29 +18,29 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """The settings. Raises InvalidInput, which names a value out of range."""
+    """The settings. Raises InvalidInput for a value out of range."""
 
-    host: str = "127.0.0.1"  # the address it listens on
-    port: Annotated[int, Meta(ge=0, le=65535)] = PORT  # 0: any that is free
+    host: str = "127.0.0.1"  # address to listen on
+    port: Annotated[int, Meta(ge=0, le=65535)] = PORT  # 0: any free port
     # limits
-    active: Some = 8  # questions answered at once
-    waiting: Count = 64  # questions and searches that may wait for a place; beyond it, 429
-    answer_seconds: Seconds = 300.0  # of an answer; then it is cut off
-    grace: Seconds = 5.0  # left to answers when the server is told to stop
-    body_bytes: BodyBytes = 64 << 20  # of an uploaded file
+    active: Some = 8  # questions answered concurrently
+    waiting: Count = 64  # questions and searches in the queue; more get status 429
+    answer_seconds: Seconds = 300.0  # of an answer, which is then cut off
+    grace: Seconds = 5.0  # for running answers when the server stops
+    body_bytes: BodyBytes = 64 << 20  # of an upload
     json_bytes: BodyBytes = 4 << 20  # of any other request
     body_seconds: Seconds = 30.0  # between two parts of a body
     max_tokens: Some = 4096  # of an answer
-    message_tokens: Some = 4096  # of a message of a chat; all of it is read at once
-    between_chunks: Some = 32  # steps of answers between two chunks of an ingest, at most
-    # who may call it
-    hosts: tuple[str, ...] = ()  # names it may be called by, besides those of loopback
-    origins: tuple[str, ...] = ()  # web pages of other hosts that may call it (CORS)
+    message_tokens: Some = 4096  # of a chat message, which is read in one step
+    between_chunks: Some = 32  # most steps of answers between two chunks of an ingest
+    # permitted clients
+    hosts: tuple[str, ...] = ()  # host names of the server, besides those of loopback
+    origins: tuple[str, ...] = ()  # origins of other web pages that may call it (CORS)
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Can only this machine reach the server?"""
         return self.host in _LOOPBACK

@@ -1,5 +1,5 @@
-"""The worker: the one thread that owns the model. Questions take turns there, a step each; between
-their steps it ingests documents, a chunk at a time.
+"""The thread that owns the model: questions take turns on it, one step each; between their steps it
+ingests documents, one chunk at a time.
 """
 
 import asyncio
@@ -20,9 +20,10 @@ T = TypeVar("T")
 class Job:
     """Work in steps: a question, a search, or an ingest in the background.
 
-    on_item: called with what each step yields; on_end: when it is done, failed or stopped; both on
-    the model's thread. latest: what it yielded last; result: what it returned, None until it is
-    done; error: why it failed; stopping: it ends before its next step; finished: set at the end.
+    on_item: called with each yielded value; on_end: called when the work is done, failed or
+    stopped; both on the model's thread. latest: the last yielded value; result: the returned value,
+    None until it is done; error: of failed work; stopping: end before the next step; finished: set
+    at the end.
     """
 
     work: Iterator[Any]
@@ -36,11 +37,11 @@ class Job:
 
 
 class Worker:
-    """Runs steps on its own thread.
+    """Runs steps of work on one thread.
 
-    At most `active` tasks take a step each in turn; `waiting` more are queued in order, and beyond
-    that a task is refused. Jobs run one after the other: a step whenever there is no task, and at
-    the latest after `between` steps of tasks.
+    Up to `active` tasks take turns, one step each; up to `waiting` more are queued, and further
+    tasks are refused. Jobs run in order: one step whenever there is no task, and at the latest
+    after `between` steps of tasks.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class Worker:
         between: int = 32,
         before_step: Callable[[Sequence[Iterator[Any]]], None] | None = None,
     ) -> None:
-        """before_step: called with the work of the next step and that of all other active tasks; it
-        may do for all of them what they would do one by one.
+        """before_step: called before each step, with its work and that of all other active tasks,
+        so that it can process them as a batch.
         """
         self._most_active, self._most = active, active + waiting
         self._between, self._before_step = between, before_step
@@ -68,14 +69,14 @@ class Worker:
     # Called from any thread
 
     async def steps(self, work: Iterator[T]) -> AsyncGenerator[T, None]:
-        """What `work` yields; each next() runs on the model's thread. Closing this closes `work`
-        there. Raises Busy, Stopped, and what `work` raises.
+        """The values that `work` yields; each next() runs on the model's thread, and so does its
+        close() when this iterator is closed. Raises Busy, Stopped, and what `work` raises.
         """
         loop = asyncio.get_running_loop()
         given: asyncio.Queue[tuple[bool, Any]] = asyncio.Queue()
 
         def give(entry: tuple[bool, Any]) -> None:
-            with suppress(RuntimeError):  # the loop has ended
+            with suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(given.put_nowait, entry)
 
         task = Job(work, lambda ended: give((False, ended.error)), lambda item: give((True, item)))
@@ -93,7 +94,7 @@ class Worker:
             self.cancel(task)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of one step. Raises Busy, Stopped, and what `work` raises."""
+        """The result of one call. Raises Busy, Stopped, and what `work` raises."""
 
         def step() -> Iterator[T]:
             yield work()
@@ -115,19 +116,19 @@ class Worker:
         """End a job, or a question, before its next step."""
         with self._changed:
             job.stopping = True
-            with suppress(ValueError):  # it is not in the queue
+            with suppress(ValueError):  # not in the queue
                 self._queue.remove(job)
             self._changed.notify()
 
     @property
     def load(self) -> dict[str, int]:
-        """How many questions are "active" and "waiting", and how many "jobs" there are."""
+        """The numbers of "active" and "waiting" questions, and of "jobs"."""
         with self._changed:
             counts = len(self._active), len(self._queue), len(self._jobs)
         return dict(zip(("active", "waiting", "jobs"), counts))
 
     def refuse(self) -> None:
-        """Begin nothing new: refuse queued questions, end jobs at their next step."""
+        """Refuse new and queued questions, and end jobs at their next step."""
         with self._changed:
             self._refusing = True
             waiting = [*self._queue]
@@ -140,13 +141,13 @@ class Worker:
             task.on_end(task)
 
     def cut_off(self) -> None:
-        """End the answers that are still being made: their clients get Stopped."""
+        """End running answers; their clients get Stopped."""
         with self._changed:
             for task in self._active:
                 task.stopping, task.error = True, Stopped()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End the thread; answers that are not done after so many seconds are cut off."""
+        """End the thread; running answers are cut off after `seconds`."""
         self.refuse()
         until = time.monotonic() + seconds
         with self._changed:
@@ -162,7 +163,7 @@ class Worker:
             if self._refusing:
                 raise Stopped
             if len(self._active) + len(self._queue) >= self._most:
-                raise Busy("too many questions wait already; ask again later")
+                raise Busy("too many questions are waiting; ask again later")
             self._queue.append(task)
             self._changed.notify()
 
@@ -185,7 +186,7 @@ class Worker:
             self._step(job)
 
     def _next(self) -> Job | None:
-        """What takes the next step; the caller holds the lock."""
+        """The work of the next step; the caller holds the lock."""
         while self._queue and len(self._active) < self._most_active:
             self._active.append(self._queue.popleft())
         if self._jobs:
@@ -200,7 +201,7 @@ class Worker:
         return None
 
     def _step(self, job: Job) -> None:
-        """A step of a job, or its end."""
+        """Run a step of a job, or end it."""
         try:
             if not job.stopping:
                 if self._before_step is not None and job in self._active:
@@ -213,7 +214,7 @@ class Worker:
             job.result, job.error = end.value, None
         except Exception as error:
             job.error = error
-            with suppress(Exception):  # mostly it has ended
+            with suppress(Exception):  # usually it has ended already
                 _close(job.work)
         with self._changed:
             (self._active if job in self._active else self._jobs).remove(job)
@@ -227,7 +228,7 @@ class Worker:
 
 
 def _close(work: Iterator[Any]) -> None:
-    """End work that is a generator, or has a close method as one."""
+    """Close work that has a close method, such as a generator."""
     end = getattr(work, "close", None)
     if end is not None:
         end()

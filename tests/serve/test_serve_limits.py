@@ -122,7 +122,7 @@ def test_a_server_that_is_asked_to_stop_stops_in_order(tmp_path: Path) -> None:
                 ):
                     time.sleep(0.02)
                 server.send_signal(signal.SIGTERM)
-                assert "ingest again to go on from there" in agent.read().decode()
+                assert "ingest again to resume it" in agent.read().decode()
             ask.join()  # it had its time, and was then cut off
         assert (told[0].status_code, told[0].json()["error"]["code"]) == (503, "stopping")
         assert server.wait(120) == 128 + signal.SIGTERM

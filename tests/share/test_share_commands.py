@@ -29,7 +29,7 @@ def test_a_memory_is_published_listed_checked_and_pulled(
     first = run("share", "push", url, "a", "--store", memory, "--json").json
     assert (first["number"], first["documents"]) == (1, ["a"]) and first["bytes"] > 0
     said = run("share", "push", url, "--store", memory)
-    assert said.out.startswith("1 document published, 1 were there; 1 segment sent")
+    assert said.out.startswith("1 document published, 1 unchanged; 1 segment sent")
     assert [d["name"] for d in run("ls", "--store", url, "--json").json["documents"]] == ["a", "b"]
     assert run("stats", "--store", url, "--json").json["documents"] == 2
     assert run("verify", "--store", url).out.endswith("clean\n")
@@ -68,7 +68,7 @@ def test_damage_is_named_and_ends_with_1(memory: Path, url: str, tmp_path: Path)
         run("share", "push", url, "--store", memory)
         assert run("verify", "--store", url).status == 1
         said = run("share", "push", url, "--check", "--store", memory)
-        assert said.out.startswith("2 documents published, 0 were there; 1 segment sent")
+        assert said.out.startswith("2 documents published, 0 unchanged; 1 segment sent")
         assert run("verify", "--store", url).out.endswith("clean\n")
         (segment,) = (tmp_path / "library" / "segments").glob("*/*")
     run("share", "pull", url, "a", "--store", tmp_path / "new")
