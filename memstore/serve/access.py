@@ -175,7 +175,7 @@ def access_of(request: Request) -> Access:
 def check_writing(access: Access) -> None:
     """Raises ApiError (403) for a read-only key."""
     if not access.write:
-        raise ApiError(403, "this key may only read")
+        raise ApiError(403, "this key is read-only")
 
 
 def _writing(request: Request) -> Access:

@@ -7,6 +7,7 @@ from memstore.freed_memory import return_freed_memory
 from memstore.model.model_api import Chat, ModelAPI
 from memstore.serve.access import Keys
 from memstore.serve.answers import Outcome, Question, QueuedAnswer, decode_batch
+from memstore.serve.api_errors import ApiError
 from memstore.serve.documents import Documents
 from memstore.serve.metrics import ServerMetrics
 from memstore.serve.settings import ServeSettings
@@ -57,7 +58,11 @@ class Service:
         return self.worker.steps(answer), answer.outcome
 
     def _chat(self, question: Question) -> AbstractContextManager[Chat]:
-        return self.model.chat(self.store, question.documents(), own_blocks=self._own_blocks)
+        documents = question.documents()
+        if not documents and question.settings.get("from_memory", True):
+            message = "the memory holds no documents to answer from; upload one first"
+            raise ApiError(409, message, code="no_documents")
+        return self.model.chat(self.store, documents, own_blocks=self._own_blocks)
 
     def _end(self, outcome: Outcome, error: BaseException | None) -> None:
         self._ended += 1

@@ -30,6 +30,7 @@ export function refused(status, text) {
     // not OpenAI's shape: show the text itself
   }
   if (status === 401) {
+    message = sessionStorage.getItem(KEY) ? "the server does not accept this API key" : "";
     $("key-form").hidden = false;
     $("key").focus();
   }
@@ -93,8 +94,11 @@ export function upload(file, progress) {
   });
 }
 
+// fetch and its streams report a lost connection as a TypeError.
+export const reason = (error) => (error instanceof TypeError ? "the server cannot be reached" : error.message);
+
 export function problem(error) {
   if (error !== null && error.name === "AbortError") return;
-  $("problem").textContent = error === null ? "" : error.message;
-  $("problem").hidden = error === null;
+  $("problem").textContent = error === null ? "" : reason(error);
+  $("problem").hidden = !$("problem").textContent;
 }

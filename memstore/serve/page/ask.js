@@ -105,8 +105,8 @@ export async function ask(text) {
       said = [...said, messages.at(-1), { role: "assistant", content: answer }].slice(-2 * TURNS);
     listed = finished(turn, report, { text: answer, usage, refused, before: messages.length > 1 ? listed : [] });
   } catch (error) {
-    problem(error);
     failed(turn, error);
+    if (error.name !== "AbortError") $("question").value ||= question; // to ask again
   } finally {
     running = null;
     busy(false);

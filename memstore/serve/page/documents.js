@@ -1,6 +1,6 @@
 // The documents of the memory: the list, files that are uploaded, and deletion.
 
-import { ABOUT, DOCUMENTS, get, problem, remove, upload } from "./api.js";
+import { ABOUT, DOCUMENTS, get, problem, reason, remove, upload } from "./api.js";
 import { $, bytes, count, el, figure, percent, when } from "./dom.js";
 import { onlyThese } from "./ask.js";
 import { openDocument } from "./document.js";
@@ -57,10 +57,11 @@ export async function documentsShown() {
 
 function row(one) {
   return el("tr", { "data-name": one.name },
-    el("th", { scope: "row" }, el("button", { type: "button", class: "plain link",
-      onclick: () => look(one.name) }, one.name)),
-    el("td", { class: "wide", title: one.error }, stateOf(one)),
-    el("td", { class: "number" }, count(one.tokens)),
+    el("th", { scope: "row" },
+      el("button", { type: "button", class: "plain link", onclick: () => look(one.name) }, one.name),
+      one.error ? el("div", { class: "quiet failed" }, one.error) : null),
+    el("td", {}, stateOf(one)),
+    el("td", { class: "number wide" }, count(one.tokens)),
     el("td", { class: "number wide" }, count(one.blocks)),
     el("td", { class: "number" }, bytes(one.bytes)),
     el("td", { class: "wide" }, one.created === null ? "" : when(one.created)),
@@ -112,6 +113,7 @@ export async function add(file) {
   $("uploads").append(item);
   try {
     let row = await upload(file, (part) => (bar.value = part / 10));
+    welcome(true);
     while (row && ["waiting", "ingesting"].includes(row.state)) {
       bar.value = 0.1 + 0.9 * row.progress;
       state.textContent = stateOf(row);
@@ -129,7 +131,7 @@ export async function add(file) {
     }
   } catch (error) {
     item.dataset.state = "failed";
-    state.textContent = error.message;
+    state.textContent = reason(error);
   }
   documentsShown();
   welcome(true);

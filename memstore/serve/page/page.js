@@ -56,6 +56,7 @@ $("theme").addEventListener("click", () => {
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey($("key").value);
+  $("key").value = "";
   $("key-form").hidden = true;
   begin();
 });

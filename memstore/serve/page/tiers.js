@@ -54,10 +54,10 @@ function chart(name) {
     const hits = now.hits - (before?.hits ?? 0), misses = now.misses - (before?.misses ?? 0);
     if (hits + misses > 0) rates.push([x(sample.time), y(hits / (hits + misses)), hits + misses]);
   });
-  const minutes = Math.max(1, Math.round(length / 60));
+  const minutes = Math.round(length / 60), last = minutes > 1 ? `last ${minutes} minutes` : "last minute";
   return el("figure", {},
     svg("svg", { viewBox: `-36 -8 ${WIDTH + 42} ${HEIGHT + 16}`, role: "img",
-      "aria-label": `${name}: hit rate of the last ${minutes} min` },
+      "aria-label": `${name}: hit rate of the ${last}` },
       svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: 0, y2: 0 }),
       svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }),
       svg("text", { x: -4, y: 4 }, "100%"), svg("text", { x: -4, y: HEIGHT + 4 }, "0%"),
@@ -66,5 +66,5 @@ function chart(name) {
       ...rates.map(([a, b, n]) => svg("circle", { class: "rate", cx: a.toFixed(1), cy: b.toFixed(1), r: 3 },
         svg("title", {}, `${count(n)} units`)))),
     el("figcaption", { class: "quiet" },
-      `hit rate of the last ${minutes} min` + (fill.length ? "; dashed: how full the tier is" : "")));
+      `hit rate of the ${last}` + (fill.length ? "; dashed: share of its budget in use" : "")));
 }

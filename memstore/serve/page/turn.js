@@ -1,6 +1,7 @@
 // One turn of the thread: the question, the answer or the refusal, its sources; and under Details the
 // words of the answer, each with what was read for it.
 
+import { reason } from "./api.js";
 import { bytes, count, el, plural, roving, seconds } from "./dom.js";
 import { showMarks } from "./document.js";
 import { candidates, citations, different, passages } from "./sources.js";
@@ -16,7 +17,9 @@ export function newTurn(question) {
 
 export function failed(turn, error) {
   turn.node.setAttribute("aria-busy", "false");
-  turn.rest.append(el("p", { class: "quiet stopped" }, error.name === "AbortError" ? "Stopped." : "There is no answer: see the message above."));
+  turn.rest.append(error.name === "AbortError"
+    ? el("p", { class: "quiet stopped" }, "Stopped.")
+    : el("p", { class: "failed", role: "alert" }, `No answer: ${reason(error) || "an API key is needed"}.`));
 }
 
 // report: the field `memstore` of the reply; refused: does the memory hold no answer? before: the sources

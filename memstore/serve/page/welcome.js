@@ -29,23 +29,28 @@ export async function welcome(write) {
   $("welcome").hidden = $("thread").childElementCount > 0;
   if ($("welcome").hidden) return;
   try {
-    const names = (await get(DOCUMENTS)).data.filter((one) => one.state === "ready").map((one) => one.name);
-    const empty = names.length === 0, example = names.includes(EXAMPLE);
-    $("welcome").dataset.state = empty ? "empty" : "ready";
-    $("welcome-title").textContent = empty ? "This memory is empty" : `Ask about ${plural(names.length, "document", "documents")}`;
-    $("welcome-text").textContent = empty && !write
-      ? "This server may only read it: documents are added elsewhere."
-      : empty
-        ? "Upload documents, which the model reads once, or start with an example: a page of a diary."
-        : "An answer comes with its sources. If the memory holds none, the closest passages are shown.";
+    const { data } = await get(DOCUMENTS);
+    const names = data.filter((one) => one.state === "ready").map((one) => one.name);
+    const reading = data.some((one) => ["waiting", "ingesting"].includes(one.state));
+    const state = names.length ? "ready" : reading ? "reading" : "empty", example = names.includes(EXAMPLE);
+    $("welcome").dataset.state = state;
+    $("welcome-title").textContent = {
+      ready: `Ask about ${plural(names.length, "document", "documents")}`,
+      reading: "The model is reading",
+      empty: "This memory is empty",
+    }[state];
+    $("welcome-text").textContent = {
+      ready: "Answers come with their sources. If no passage answers, you see the closest ones.",
+      reading: "Ask as soon as a document is ready.",
+      empty: write
+        ? "Upload documents, or try an example: a page of a diary."
+        : "It is read-only here: documents are added elsewhere.",
+    }[state];
     $("invitation").hidden = !write;
-    $("example").hidden = !empty;
-    $("examples-title").hidden = !empty && !example;
-    $("examples").hidden = !empty && !example;
-    $("examples").replaceChildren(...QUESTIONS.slice(0, example ? 3 : 2).map((question) =>
-      el("li", {}, example
-        ? el("button", { type: "button", onclick: () => ask(question) }, question)
-        : el("q", {}, question))));
+    $("example").hidden = state !== "empty";
+    $("examples-title").hidden = $("examples").hidden = !example;
+    $("examples").replaceChildren(...(example ? QUESTIONS : []).map((question) =>
+      el("li", {}, el("button", { type: "button", onclick: () => ask(question) }, question))));
   } catch (error) {
     problem(error);
   }
