@@ -5,6 +5,7 @@ bounds stand in it as `Annotated[int, Meta(ge=..., lt=...)]`. A bound excludes N
 """
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -25,6 +26,8 @@ Amount = Annotated[float, Meta(ge=0, le=1e300)]  # finite
 Line = Annotated[str, Meta(max_length=4096)]
 
 _MOST_PLAIN = 1 << 24  # bytes
+_BOUND = re.compile(r"Expected `(?:int|float)` ([<>]=?) (\S+)")  # msgspec's message
+_BOUNDS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 
 
 def unpack(data: Packed, form: type[T]) -> T:
@@ -60,6 +63,8 @@ def check_settings(settings: Any) -> None:
         except msgspec.ValidationError as error:
             choices = get_args(form) if get_origin(form) is Literal else ()
             why = f"choose one of {', '.join(choices)}" if choices else str(error)
+            if bound := _BOUND.match(why):
+                why = f"it must be {_BOUNDS[bound[1]]} {bound[2]}"
             raise InvalidInput(f"{name} is {value!r}: {why}") from None
 
 

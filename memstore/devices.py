@@ -28,6 +28,8 @@ def usable_device(device: str) -> torch.device:
     # torch raises any of these for a missing device
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0].partition(". ")[0][:150]
+        if reason.startswith("Expected one of"):  # followed by all that torch knows
+            reason = "torch does not know it"
         raise InvalidConfig(
             f"device {device!r} cannot be used here ({reason}); choose auto, cuda, mps or cpu"
         ) from error

@@ -371,7 +371,7 @@ def _result_line(result: dict[str, Any]) -> str:
 def _files_line(files: int, counts: Mapping[str, int]) -> str:
     """The number of files, and the counts of their outcomes."""
     parts = [f"{count:,} {status}" for status, count in counts.items() if count]
-    return f"{files:,} files: {', '.join(parts) or 'nothing'}"
+    return f"{console.count(files, 'file')}: {', '.join(parts) or 'nothing'}"
 
 
 # On a Ray cluster

@@ -45,7 +45,7 @@ def parse_size(text: str) -> int:
     """Bytes, below 2**62, of a size such as 64MB or 1.5GiB. Raises typer.BadParameter."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no size; write it like 64MB, 1.5GB or 512MiB")
+        raise typer.BadParameter(f"{text!r} is not a size; write it like 64MB, 1.5GB or 512MiB")
     number, letter, binary = match.groups()
     exponent = "KMGT".index(letter.upper()) + 1 if letter else 0
     size = float(number) * (1024 if binary else 1000) ** exponent

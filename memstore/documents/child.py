@@ -92,7 +92,8 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
         raise UnreadableDocument("is nested too deep") from None
     except Exception as error:
         why = " ".join(str(error).split())[:160]
-        raise UnreadableDocument(f"is broken: {type(error).__name__} {why}".rstrip()) from None
+        why = f"{type(error).__name__} {why}".rstrip()
+        raise UnreadableDocument(f"is damaged ({why}); open it and save it again") from None
 
 
 if __name__ == "__main__":

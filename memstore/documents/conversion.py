@@ -67,7 +67,7 @@ def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
     try:
         result: Converted | str = unpack(done.stdout, Converted | str)  # type: ignore[arg-type]
     except ValueError as error:
-        raise UnreadableDocument(f"is broken: {error}") from None
+        raise UnreadableDocument(f"is damaged ({error}); open it and save it again") from None
     if isinstance(result, str):
         raise UnreadableDocument(result)
     return result

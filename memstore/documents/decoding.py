@@ -37,7 +37,7 @@ def decode(data: bytes, notes: list[str], declared: str = "", *, html: bool = Fa
         few, most = sorted((even, odd))
         if most < 4 or 5 * most < len(data[:4096]) or 20 * few > len(data[:4096]):
             at = data.index(0)
-            raise UnreadableDocument(f"is binary (a NUL byte at {at}); only text can be read")
+            raise UnreadableDocument(f"is binary (a NUL byte at {at}); save it as PDF or text")
         encoding = "utf-16-le" if odd > even else "utf-16-be"
     if not encoding and html and (found := _DECLARED.search(data[:4096])):
         declared = declared or (found[1] or found[2]).decode("ascii", "replace")
@@ -53,7 +53,7 @@ def decode(data: bytes, notes: list[str], declared: str = "", *, html: bool = Fa
     if bad := text.count("\ufffd") - data.count(b"\xef\xbf\xbd"):
         notes.append(f"bytes that are no {encoding} text are marked with \ufffd ({bad:,})")
     if 20 * max(0, bad) > len(text) + 20:
-        raise UnreadableDocument("is binary; only text can be read")
+        raise UnreadableDocument("is binary, of no known kind; save it as PDF or text")
     return text
 
 

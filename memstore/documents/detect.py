@@ -81,7 +81,7 @@ def form_of(data: bytes, name: str) -> Form:
     if _HTML.match(text):
         return "html"
     if 20 * len(head.translate(None, _PRINTED)) > len(head) + 20:
-        raise UnreadableDocument("is binary; only text can be read")
+        raise UnreadableDocument("is binary, of no known kind; save it as PDF or text")
     return "mail" if _MAIL.match(text) else _NAMED.get(suffix, "text")
 
 
@@ -104,7 +104,7 @@ def unzipped(data: bytes, limits: Limits) -> tuple[Kind, dict[str, bytes]]:
                 raise UnreadableDocument("is too large unpacked for a file of its size; split it")
             members = {info.filename: archive.read(info) for info in infos}
     except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError) as error:
-        raise UnreadableDocument(f"is broken: {error}") from None
+        raise UnreadableDocument(f"is damaged ({error}); open it and save it again") from None
     for name, member in members.items():
         if name.endswith((".xml", ".rels")) and b"<!ENTITY" in member.replace(b"\0", b""):
             raise UnreadableDocument("declares entities, which are not read for safety")

@@ -32,7 +32,7 @@ def read_docx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
     numbering = parts.pop("word/numbering.xml", b"<none/>")
     main = next((name for name in parts if re.fullmatch(r"word/document\d*\.xml", name)), None)
     if main is None:
-        raise UnreadableDocument("is broken: it has no main document")
+        raise UnreadableDocument("is damaged (it has no main document); open it and save it again")
     parts[main] = _Document(parts[main], parts, numbering).written_out()
     no_picture = mammoth.images.img_element(lambda image: {"src": ""})
     style_map = f"comment-reference => sup\n{_STYLES}"

@@ -21,7 +21,7 @@ def read_epub(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
         raise UnreadableDocument("is protected (DRM): only its shop's own reader can open it")
     paths = xml_tree(members["META-INF/container.xml"]).xpath("//rootfile/@full-path")
     if not paths or paths[0] not in members:
-        raise UnreadableDocument("is broken: its container names no book")
+        raise UnreadableDocument("is damaged (its container names no book); get it again")
     book = xml_tree(members[paths[0]])
     items = {item.get("id"): item for item in book.iter("item")}
     chapters = [items.get(ref.get("idref")) for ref in book.iter("itemref")]

@@ -144,6 +144,8 @@ def find(
 
 def _of_path(given: str, found: Files, name: str | None, without: Path | None) -> list[File]:
     path = Path(given)
+    if not given:
+        raise InvalidInput("a path is empty; name a file or a folder")
     if given == STDIN:
         return [File(path, name or "stdin")]
     pattern = glob.has_magic(given) and not os.path.lexists(path)
@@ -153,7 +155,7 @@ def _of_path(given: str, found: Files, name: str | None, without: Path | None) -
     elif path.is_dir():
         folder, parts = Folder.at(path), ("**",)
     elif not path.exists():
-        raise InvalidInput(f"{path} does not exist")
+        raise InvalidInput(f"{path} does not exist; check the path")
     elif not path.is_file():
         raise UnreadableDocument(f"{path} is not a regular file; save its text in one")
     else:

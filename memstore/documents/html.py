@@ -71,7 +71,7 @@ def xml_tree(data: bytes, *, html: bool = False) -> Any:
         root = etree.fromstring(named, parser)
     except etree.XMLSyntaxError as error:
         if not html:
-            raise UnreadableDocument(f"is broken: {error}") from None
+            raise UnreadableDocument(f"is damaged ({error}); open it and save it again") from None
         return html_tree(text)
     for node in root.iter(etree.Element):
         node.tag = etree.QName(node).localname

@@ -60,7 +60,7 @@ def read_pdf(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
     except pdfium.PdfiumError as error:
         if re.search("password|security", str(error), re.IGNORECASE):
             raise UnreadableDocument("is encrypted; save it without a password") from None
-        raise UnreadableDocument(f"is broken: {error}") from None
+        raise UnreadableDocument(f"is damaged ({error}); open it and save it again") from None
     count, left = len(document), limits.characters
     if count > limits.pages:
         raise UnreadableDocument(f"has more than {limits.pages:,} pages; split it")

@@ -142,9 +142,8 @@ def _convert(file: Path, directory: Path) -> None:
                 alone, dtype=torch.float32, output_loading_info=True, **named
             )
         except Exception as error:  # transformers raises whatever it meets
-            raise InvalidWeights(
-                f"transformers cannot read {file}, which may be cut short: {first_line(error)}"
-            ) from error
+            why = first_line(error).replace(f"{alone}/", "")
+            raise InvalidWeights(f"{file} is truncated, or not a GGUF model: {why}") from error
     model = whole(loaded, file)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

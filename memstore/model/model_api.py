@@ -301,7 +301,7 @@ def _check_phrase(what: str, text: str) -> None:
     if not isinstance(text, str):
         raise InvalidInput(f"the {what} must be text, is {text!r}")
     if not text.strip():
-        raise InvalidInput(f"the {what} is empty")
+        raise InvalidInput(f"the {what} is empty; write at least one word")
 
 
 def _ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: Any) -> list[Answer]:

@@ -50,7 +50,7 @@ class Text:
         else:
             content = expanded(content)
             if not content.exists():
-                raise InvalidInput(f"{content} does not exist")
+                raise InvalidInput(f"{content} does not exist; check the path")
             if content.is_dir():
                 raise InvalidInput(f"{content} is a directory; name the files in it")
         self._given, self.source = content, source

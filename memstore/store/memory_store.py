@@ -478,7 +478,7 @@ class MemoryStore(Closing):
         if self.read_only:
             if self._catalog.source is not None:
                 raise ReadOnlyMemory(
-                    f"{self.place} is a published memory, which is only read; write into a "
+                    f"{self.place} is a published memory, which is read-only; write into a "
                     "directory and publish that"
                 )
             raise ReadOnlyMemory(f"{self.place} is open for reading only; open it for writing")

@@ -202,7 +202,7 @@ def test_what_was_pruned_is_ingested_again(tmp_path: Path) -> None:
     ingest(folder(tmp_path / "other", 1), job(url))  # a manifest, without which nothing is pruned
     (path / "000.txt").write_text("Another text about a lamp.\n")
     engine.before = lambda batch: prune(objects, grace=0.0)
-    with pytest.raises(StoreUnavailable, match="same command again"):
+    with pytest.raises(StoreUnavailable, match="run the command again"):
         ingest(path, job(url, replace=True), engine)
     _, number, told = ingest(path, job(url, replace=True))
     assert number == 2 and "read" in {one.status for one in told.values()}

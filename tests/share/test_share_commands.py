@@ -88,9 +88,9 @@ def test_a_mistake_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
     refused(run("share", "rm", url, "z"), "no document 'z'")
     refused(run("share", "push", url, "z", "--store", memory), "no document 'z'")
     for command in (["rm", "a"], ["compact"], ["import", tmp_path / "x"]):
-        refused(run(*command, "--store", url), "only read", status=2)
-    refused(run("share", "push", url, "--store", url), "only read", status=2)
-    refused(run("share", "push", f"file://{memory}", "--store", memory), "own directory")
+        refused(run(*command, "--store", url), "read-only", status=2)
+    refused(run("share", "push", url, "--store", url), "read-only", status=2)
+    refused(run("share", "push", f"file://{memory}", "--store", memory), "memory's directory")
     refused(run("share", "push", url, "--store", tmp_path / "none"), "holds no memory")
 
 

@@ -68,7 +68,7 @@ def read_configuration(directory: Path) -> ModelConfig:
     """The configuration of a directory. Raises InvalidWeights, InvalidConfig."""
     path = directory / "config.json"
     if not path.exists():
-        raise InvalidWeights(f"{directory} is not a model: config.json is missing")
+        raise InvalidWeights(f"{directory} is not a model (config.json is missing); name another")
     try:
         values = from_json(read_file(path), dict[str, Any])
     except ValueError as error:
@@ -88,7 +88,7 @@ def load_checkpoint(
     config = read_configuration(directory)
     for name in ("model.safetensors", "tokenizer.json"):
         if not (directory / name).is_file():
-            raise InvalidWeights(f"{directory} is not a model: {name} is missing")
+            raise InvalidWeights(f"{directory} is not a model ({name} is missing); name another")
     tokenizer = Tokenizer.load(directory / "tokenizer.json")
     if tokenizer.vocab_size != config.vocab_size:
         raise InvalidWeights(
