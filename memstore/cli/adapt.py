@@ -82,7 +82,9 @@ def adapt(
         compute = Compute(device=device, weights="full")
         found = reader_named(model, compute=compute, adaptation=UNADAPTED)
         if not isinstance(found, HuggingFacePassageModel):
-            raise InvalidInput(f"{model} is a landmark model, which needs no selector or adapter")
+            raise InvalidInput(
+                f"{model} is a landmark model, which needs no adapter; name a Hugging Face model"
+            )
         return found
 
     reader, seed = loaded(), seed or 0

@@ -44,7 +44,7 @@ def read_keys(file: Path) -> Keys:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InvalidInput(f"cannot read {file}: {why}") from None
+        raise InvalidInput(f"cannot read {file}: {why}; name a file of API keys") from None
     keys = dict[str, Access]()
     for number, line in enumerate(lines, 1):
         words = line.split("#", 1)[0].split()

@@ -134,8 +134,9 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
         listening = socket.create_server(place, family=family)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
+        why = str(error.strerror).partition(" (while")[0]
         raise InvalidInput(
-            f"cannot listen on {where}: {error.strerror}; choose another --host or --port"
+            f"cannot listen on {where}: {why}; choose another --host or --port"
         ) from None
     with listening:
         host, port = listening.getsockname()[:2]

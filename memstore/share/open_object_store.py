@@ -32,6 +32,8 @@ def open_object_store(url: str, *, make: bool = False, timeout: float = 60.0) ->
     """
     try:
         parts = urlsplit(url)
+        if not parts.scheme:
+            raise ValueError
     except ValueError:
         raise InvalidInput(
             f"{without_credentials(url)}: not a URL; give s3://bucket/prefix or file:///path"

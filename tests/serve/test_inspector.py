@@ -156,7 +156,7 @@ def test_a_refusal_is_a_plain_state_with_the_closest_passages(open_page, tmp_pat
             ask(page, "Who was the first president of France?")
             assert page.ask(ANSWER_TEXT).startswith("Not sure")
             assert "ladder" not in page.ask(ANSWER_TEXT)  # the passages are listed below
-            assert page.ask(LAST.format("section") + ".ariaLabel") == "Closest"
+            assert page.ask(LAST.format("section") + ".ariaLabel") == "Closest passages"
             closest = page.ask(LAST.format(".source") + ".textContent")
             assert closest.startswith("inventory") and "The ladder of the mill broke." in closest
             open_details(page)

@@ -20,7 +20,8 @@ export async function sampleTiers() {
 }
 
 function draw() {
-  const latest = samples.at(-1)?.tiers ?? {}, names = Object.keys(latest);
+  const latest = samples.at(-1)?.tiers ?? {}, names = Object.keys(latest).filter(
+    (name) => latest[name].budget || latest[name].hits + latest[name].misses);
   $("no-tiers").hidden = names.length > 0;
   $("tiers").replaceChildren(...names.map((name) => {
     const now = latest[name], looked = now.hits + now.misses;
@@ -56,7 +57,7 @@ function chart(name) {
   });
   const minutes = Math.round(length / 60), last = minutes > 1 ? `last ${minutes} minutes` : "last minute";
   return el("figure", {},
-    svg("svg", { viewBox: `-36 -8 ${WIDTH + 42} ${HEIGHT + 16}`, role: "img",
+    svg("svg", { viewBox: `-48 -12 ${WIDTH + 54} ${HEIGHT + 24}`, role: "img",
       "aria-label": `${name}: hit rate of the ${last}` },
       svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: 0, y2: 0 }),
       svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }),

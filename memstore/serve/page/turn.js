@@ -17,6 +17,7 @@ export function newTurn(question) {
 
 export function failed(turn, error) {
   turn.node.setAttribute("aria-busy", "false");
+  turn.answer.hidden = !turn.answer.textContent;
   turn.rest.append(error.name === "AbortError"
     ? el("p", { class: "quiet stopped" }, "Stopped.")
     : el("p", { class: "failed", role: "alert" }, `No answer: ${reason(error) || "an API key is needed"}.`));
@@ -30,13 +31,12 @@ export function finished(turn, report, { text, usage, refused, before }) {
   const doubt = report.doubt === null ? "" : ` (probability ${report.doubt.toFixed(2)})`;
   if (refused)
     answer.replaceChildren(el("strong", {}, "Not sure"),
-      el("p", {}, `The memory does not seem to hold an answer${doubt}.`
-        + (report.sources.length ? " These passages are the closest." : "")));
+      el("p", {}, `The memory does not seem to hold an answer${doubt}.`));
   else if (!text.trim()) answer.replaceChildren(el("em", {}, "The model gave no answer."));
   const listed = refused ? different(report.sources) : different(report.sources, before).slice(0, SOURCES);
   if (listed.length)
-    rest.append(el("section", { "aria-label": refused ? "Closest" : "Sources" },
-      el("h3", {}, refused ? "Closest" : "Sources"), citations(report, listed, { scores: refused })));
+    rest.append(el("section", { "aria-label": refused ? "Closest passages" : "Sources" },
+      el("h3", {}, refused ? "Closest passages" : "Sources"), citations(report, listed, { scores: refused })));
   const details = el("details", { class: "details" }, el("summary", {}, "Details"));
   details.addEventListener("toggle", () => fill(details, turn, report, usage, refused), { once: true });
   rest.append(details);
@@ -56,10 +56,11 @@ function costs(report, usage) {
   if (usage !== null) parts.push(`${plural(usage.prompt_tokens, "token", "tokens")} of question`);
   if (report.doubt !== null) parts.push(`doubt ${report.doubt.toFixed(2)}`);
   const { done, skipped } = report.lookups;
-  if (report.reader === "landmarks")
+  const landmarks = report.reader === "landmarks", unit = landmarks ? "block" : "passage";
+  if (landmarks)
     parts.push(`${plural(done, "lookup", "lookups")}, ${count(skipped)} skipped by the gate`);
   for (const [tier, counts] of Object.entries(report.tiers))
-    if (counts.hits) parts.push(`${plural(counts.hits, "block", "blocks")} from ${tier}, ${bytes(counts.bytes)}`);
+    if (counts.hits) parts.push(`${plural(counts.hits, unit, `${unit}s`)} from ${tier}, ${bytes(counts.bytes)}`);
   return parts.join(" · ");
 }
 
