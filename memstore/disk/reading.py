@@ -3,7 +3,7 @@
 A full block in codec raw is read by one system call into its slots; any other record is read into a
 buffer and decoded. Large batches use several threads. The file is read, not mapped: a mapped page
 is fetched at its first access, one at a time, and a disk error there would end the process. Records
-in the page cache are read first, after the system was asked for all the others at once.
+in the page cache are read first; then the system is asked for all the others at once.
 """
 
 import os

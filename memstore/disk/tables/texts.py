@@ -81,7 +81,7 @@ class Passage(NamedTuple):
     """One passage of a document, which is one block."""
 
     ids: np.ndarray  # int64 [n]: the lead, then its own tokens
-    lead: int  # tokens of the lead: context before its own text, such as a heading
+    lead: int  # tokens of the lead: context before its own text
     gap: str  # text between the previous passage, or the document's beginning, and its own text
     start: int  # characters of the document before its own text
     characters: int  # characters of its own text

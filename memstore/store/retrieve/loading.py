@@ -14,7 +14,7 @@ from memstore.tiers.raw_bits import from_raw
 
 
 def by_tokens(rows: Sequence[Document], least: int) -> Iterator[list[Document]]:
-    """Split documents, in their order, into batches of at least `least` tokens."""
+    """Split documents, in their order, into batches of `least` tokens or more, but the last."""
     some: list[Document] = []
     tokens = 0
     for row in rows:
