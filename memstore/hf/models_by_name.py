@@ -71,7 +71,7 @@ def reader_of(
     """
     named = name_of(signature, where, name)
     reader = reader_named(named, compute=compute)
-    reader.signature.check_same(signature, where, "ask it with its own, or make a new memory")
+    reader.signature.check_same(signature, where, "ask it with its own model, or make a new memory")
     return reader
 
 

@@ -102,7 +102,7 @@ class MemoryStore(Closing):
         catalog = open_catalog(path, options, read_only=read_only or is_url(path))
         try:
             if signature is not None:
-                advice = "ask it with its own, or make a new memory"
+                advice = "ask it with its own model, or make a new memory"
                 signature.check_same(catalog.signature, str(path), advice)
             check_open_options(options, catalog.signature)
         except BaseException:
