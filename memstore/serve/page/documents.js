@@ -111,6 +111,11 @@ export async function add(file) {
   const item = el("li", {}, el("b", {}, file.name), bar, state,
     el("button", { type: "button", class: "plain", "aria-label": "Dismiss", onclick: () => item.remove() }, "✕"));
   $("uploads").append(item);
+  const fail = (why) => {
+    bar.remove();
+    item.dataset.state = "failed";
+    state.textContent = why.startsWith(`${file.name} `) ? why.slice(file.name.length + 1) : why;
+  };
   try {
     let row = await upload(file, (part) => (bar.value = part / 10));
     welcome(true);
@@ -126,12 +131,10 @@ export async function add(file) {
       state.textContent = `ingested, ${count(row.tokens)} tokens`;
       setTimeout(() => item.remove(), 8000);
     } else {
-      item.dataset.state = "failed";
-      state.textContent = row?.error ?? "deleted";
+      fail(row?.error ?? "deleted");
     }
   } catch (error) {
-    item.dataset.state = "failed";
-    state.textContent = reason(error);
+    fail(reason(error));
   }
   documentsShown();
   welcome(true);
