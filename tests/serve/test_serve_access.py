@@ -113,7 +113,7 @@ def test_an_upload_with_a_read_key_is_refused_before_its_body(keyed: Served) -> 
 def test_a_key_of_some_documents_neither_reads_nor_writes_nor_names_others(keyed: Served) -> None:
     with keyed.client(headers=bearer(NOTES)) as client:
         answer = client.post(CHAT, json=ASKED).json()
-        assert answer["memstore"]["sources"] == []
+        assert answer["error"]["code"] == "no_documents"
         for name in ("diary", "dairy"):  # hidden and missing look alike
             options = {"documents": [name]}
             for refused in (
