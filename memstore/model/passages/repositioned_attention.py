@@ -135,9 +135,8 @@ class RepositionedAttention:
         spec, mask = self.reader.forms[layer_idx], None
         if rows > 1 or self.bias is not None:
             mask = self._mask(q, keys, spec.window)
-        if rows == 1 and spec.window is not None:  # it sees the last ones, and all of these
+        elif spec.window is not None:  # it sees the last ones, and all of these
             keys, values = keys[:, :, -spec.window :], values[:, :, -spec.window :]
-            mask = None if mask is None else mask[:, -spec.window :]
         output = attention(q, keys, values, spec, mask)
         if not wider:
             return output
