@@ -107,7 +107,7 @@ def test_a_server_that_is_asked_to_stop_stops_in_order(tmp_path: Path) -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": long}
     accept = {"accept": "application/json, text/event-stream"}
     turns = [{"role": "user", "content": DIARY}, {"role": "assistant", "content": LETTER}] * 2000
-    slow = {**ASKED, "messages": [*turns, *ASKED["messages"]]}
+    slow = {**ASKED, "messages": [*turns, *ASKED["messages"]], "memstore": {"from_memory": False}}
     with process(tmp_path / "mem") as (server, url):
         with httpx2.Client(base_url=url, timeout=60, verify=False) as http:
             large = {"files": {"file": ("large", (DIARY * 500).encode())}}
