@@ -59,7 +59,7 @@ class LookupSettings(_Settings):
     # of a passage model: only those within so many standard deviations of the best; None = all
     score_range: Amount | None = None
     # of a passage model: how much lower the logits of attention to a passage are for each standard
-    # deviation that it scores below the best
+    # deviation that it scores below the best, of which the first half does not count
     score_bias: Amount = 0.0
     # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
     recency: Amount = 0.0

@@ -56,7 +56,8 @@ def test_passages_that_score_nearly_as_high_are_read_in_the_order_of_the_text() 
 def test_a_passage_that_scores_lower_is_attended_to_less() -> None:
     settings = LookupSettings(score_bias=2.0)
     meant = candidates(None).meant(settings, parts=True)
-    below = torch.tensor([0.0, 0.1, 0.12, 0.14]) / SCORES.std(correction=0)
+    below = (torch.tensor([0.0, 0.1, 0.12, 0.14]) / SCORES.std(correction=0) - 0.5).clamp(min=0)
+    assert below[0] == 0 < below[1]
     torch.testing.assert_close(torch.tensor([one.bias for one in meant]), -2 * below)
 
 

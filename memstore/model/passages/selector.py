@@ -338,6 +338,7 @@ def confidence(scores: Tensor) -> float:
 # The choice
 
 _PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover
+_NEAR = 0.5  # deviations below the best within which passages are attended to alike
 
 # By how much the scores of copies may differ: in standard deviations of all scores, since a step of
 # an int8 landmark may be another where another machine computed it; and at least by the rounding of
@@ -459,7 +460,8 @@ class Candidates:
             means = best >= self.scores.max() - settings.score_range * self._deviation
         if parts:
             means |= self._adds >= _PART
-        below = (best - best[:1]) / max(self._deviation, 1e-6) * settings.score_bias
+        below = (best - best[:1]) / max(self._deviation, 1e-6) + _NEAR
+        below = below.clamp(max=0) * settings.score_bias
         found = zip(self._best, means.tolist(), below.tolist())
         chosen = [replace(one, bias=bias) for one, meant, bias in found if meant]
         wanted = {one.document for one in chosen}
