@@ -59,6 +59,10 @@ def test_a_passage_that_scores_lower_is_attended_to_less() -> None:
     below = (torch.tensor([0.0, 0.1, 0.12, 0.14]) / SCORES.std(correction=0) - 0.5).clamp(min=0)
     assert below[0] == 0 < below[1]
     torch.testing.assert_close(torch.tensor([one.bias for one in meant]), -2 * below)
+    # but not one that is read for a part of the question
+    adds = [[0.3, 0.2, 0.0], [0.25, 0.15, 0.0], [0.1, 0.1, 0.18], [0.1, 0.1, 0.16]]
+    settings = LookupSettings(score_range=0.1, score_bias=2.0)
+    assert [one.bias for one in candidates(adds).meant(settings, parts=True)] == [0, 0]
 
 
 COPIES = torch.tensor([0.5, 0.1, 0.5, 0.2, 0.5, 0.5, 0.4, 0.3])

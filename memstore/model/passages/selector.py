@@ -451,17 +451,17 @@ class Candidates:
     def meant(self, settings: LookupSettings, *, parts: bool) -> list[Chosen]:
         """Those that are meant, in the order of the text: that score nearly as high as the best
         (settings.score_range), and of a question of several `parts` those that say a part of it
-        which no better one says. Each is attended to the less, the lower it scores
-        (settings.score_bias).
+        which no better one says. Those of the first kind are attended to the less, the lower they
+        score (settings.score_bias).
         """
         best = torch.tensor([one.score for one in self._best])
         means = torch.ones(len(best), dtype=torch.bool)
         if settings.score_range is not None and len(self.scores):
             means = best >= self.scores.max() - settings.score_range * self._deviation
+        below = (best - best[:1]) / max(self._deviation, 1e-6) + _NEAR
+        below = below.clamp(max=0) * settings.score_bias * means
         if parts:
             means |= self._adds >= _PART
-        below = (best - best[:1]) / max(self._deviation, 1e-6) + _NEAR
-        below = below.clamp(max=0) * settings.score_bias
         found = zip(self._best, means.tolist(), below.tolist())
         chosen = [replace(one, bias=bias) for one, meant, bias in found if meant]
         wanted = {one.document for one in chosen}
