@@ -16,12 +16,13 @@ from memstore.hf.model_directory import (
     first_line,
     model_name,
     quiet,
+    remembered,
     whole,
 )
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.quantized_weights import weights_named
 from memstore.hf.reading_adapter import ReadingAdapter
-from memstore.hf.weights import adapter_of, digest_of, remembered
+from memstore.hf.weights import adapter_of, digest_of
 from memstore.model.passages.adaptation import Adaptation
 
 

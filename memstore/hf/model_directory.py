@@ -3,19 +3,22 @@ once, in the cache directory), or on the hub; and what is checked of them. Check
 model is trusted as a program is. Imports neither torch nor transformers by itself.
 """
 
+import hashlib
 import importlib.util
+import json
 import logging
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from memstore.disk.files import replacement
 from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.landmark import SHIPPED_NAME
@@ -107,10 +110,18 @@ def downloaded(name: str) -> Path:
 
 
 def _converted(file: Path) -> Path:
-    """A GGUF file as a directory of safetensors, made once. Raises InvalidWeights."""
-    status = file.stat()
-    called = f"{file.stem}-{status.st_size}-{status.st_mtime_ns}"
-    target = cache_directory() / "models" / called
+    """A GGUF file as a directory of safetensors, made once, wherever the file is. Raises
+    InvalidInput for a file that cannot be read, InvalidWeights.
+    """
+
+    def digest() -> str:
+        try:
+            with file.open("rb") as opened:
+                return hashlib.file_digest(opened, "blake2b").hexdigest()[:32]
+        except OSError as error:
+            raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
+
+    target = cache_directory() / "models" / f"{file.stem}-{remembered([file], digest)}"
     if (target / _WEIGHTS).is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -122,6 +133,27 @@ def _converted(file: Path) -> Path:
             if not (target / _WEIGHTS).is_file():
                 raise
         return target
+
+
+def remembered(files: Sequence[Path], digest: Callable[[], str]) -> str:
+    """The digest of what is in these files: the last one, if none of them changed since by size and
+    time; else computed, and remembered where the cache can be written.
+    """
+    described = [
+        (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
+        for file in sorted(files)
+        for status in [file.stat()]
+    ]
+    key = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+    path = cache_directory() / "digests" / key
+    with suppress(OSError, ValueError):
+        return path.read_text(encoding="ascii")
+    found = digest()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacement(path) as file:
+            file.write(found.encode())
+    return found
 
 
 def _convert(file: Path, directory: Path) -> None:

@@ -1,15 +1,11 @@
 """What is known of a model by its weights: their digest, and the selector made for them."""
 
 import hashlib
-import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from memstore.disk.files import replacement
 from memstore.errors import InvalidWeights
 from memstore.hf.model_directory import cache_directory
 from memstore.hf.reading_adapter import ReadingAdapter
@@ -48,27 +44,6 @@ def digest_of(model: nn.Module, name: str | Path = "") -> str:
         data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(memoryview(data.numpy()))
     return digest.hexdigest()
-
-
-def remembered(files: Sequence[Path], digest: Callable[[], str]) -> str:
-    """The digest of the weights in these files: the last one, if none of them changed since by size
-    and time; else computed, and remembered where the cache can be written.
-    """
-    described = [
-        (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
-        for file in sorted(files)
-        for status in [file.stat()]
-    ]
-    key = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
-    path = cache_directory() / "digests" / key
-    with suppress(OSError, ValueError):
-        return path.read_text(encoding="ascii")
-    found = digest()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacement(path) as file:
-            file.write(found.encode())
-    return found
 
 
 def made_here(weights: str) -> Path:

@@ -5,6 +5,7 @@ reported in one line.
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,14 +145,15 @@ def test_a_configuration_does_not_choose_kernels(directory: Path) -> None:
     assert (config._attn_implementation, config._experts_implementation) == ("sdpa", "eager")
 
 
-def test_a_gguf_file_is_converted_once_and_a_cut_one_is_refused(
+def test_a_gguf_file_is_converted_once_wherever_it_is_and_a_cut_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
     file = saved_gguf(tmp_path / "model.gguf")
+    (tmp_path / "elsewhere").mkdir()
     expected = decoder("llama").state_dict()
-    for _ in range(2):
-        loaded, cut_with, _ = load_stock(file)
+    for one in (file, Path(shutil.copy(file, tmp_path / "elsewhere"))):
+        loaded, cut_with, _ = load_stock(one)
         assert all(loaded.state_dict()[name].equal(expected[name]) for name in expected)
     assert cut_with("The red fox").input_ids == tokenizer()("The red fox").input_ids
     for size in (file.stat().st_size * 3 // 4, 1000, 20, 0):
