@@ -226,38 +226,41 @@ def weights_named(name: str, device: torch.device) -> Weights:
 class QuantizedWeights:
     """The linear layers of a decoder, in passes of a ForwardCache that says so, and its head
     multiply by quantized weights, at most MOST_ROWS tokens at once. They are made when they are
-    first used; their products are computed in bfloat16.
+    first used: the head's for the first token, the layers' for the second. Products are computed in
+    bfloat16.
     """
 
     def __init__(self, layers: nn.Module, head: nn.Module, weights: Weights) -> None:
         self._linear = [part for part in layers.modules() if _is_plain(part)]
         self._head, self._weights = head, weights
         self._few_head: Multiply | None = None
-        self._making, self._made = threading.Lock(), False
+        self._making, self._made = threading.Lock(), {"layers": False, "head": False}
 
     def ready(self) -> bool:
         """Have the layers quantized weights? They are made now if so."""
-        here = all(linear.weight.device.type == "cpu" for linear in self._linear[-1:])
-        few = self._weights != "full" and bool(self._linear) and here
-        if few:
-            with self._making:
-                if not self._made:
-                    self._make()
-                    self._made = True
-        return few
+        return self._make("layers")
 
     def head(self, states: Tensor) -> Tensor:
         """States [.., hidden_size] -> [.., vocabulary], by quantized weights for few of them."""
-        few = states.shape[:-1].numel() <= MOST_ROWS and self.ready()
+        few = states.shape[:-1].numel() <= MOST_ROWS and self._make("head")
         if not few or self._few_head is None:
             return cast(Tensor, self._head(states))
         return multiply(self._few_head, states, cast(nn.Linear, self._head).bias)
 
-    def _make(self) -> None:
-        for linear in self._linear:
-            _attach(linear, quantized(linear.weight.detach(), self._weights))
-        if _is_plain(self._head):  # what it rounds shows in every token: never 4 bits of 8
-            self._few_head = quantized(self._head.weight.detach(), "auto")
+    def _make(self, part: Literal["layers", "head"]) -> bool:
+        """Make the weights of a part, once; False where the model is not to have any."""
+        here = all(linear.weight.device.type == "cpu" for linear in self._linear[-1:])
+        if self._weights == "full" or not self._linear or not here:
+            return False
+        with self._making:
+            if not self._made[part]:
+                if part == "layers":
+                    for linear in self._linear:
+                        _attach(linear, quantized(linear.weight.detach(), self._weights))
+                elif _is_plain(self._head):  # what it rounds shows in every token: never 4 of 8
+                    self._few_head = quantized(self._head.weight.detach(), "auto")
+                self._made[part] = True
+        return True
 
 
 class _Linear(nn.Linear):
