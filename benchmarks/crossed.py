@@ -1,8 +1,9 @@
-"""Which files of memstore does a question to a Hugging Face model cross before its first token?
+"""Which files of memstore does the ingest of one text by a Hugging Face model cross, and which a
+question before its first token?
 
-A file is crossed if one of its functions runs, in any thread, after `ask` was called; a file that
-is only imported is not. The model is a random decoder of two layers that has answered once before,
-and its memory holds a few sentences in a temporary directory.
+A file is crossed if one of its functions runs, in any thread, after `ingest` or `ask` was called; a
+file that is only imported is not. The model is a random decoder of two layers that has ingested and
+answered once before, and its memory holds a few sentences in a temporary directory.
 
     python -m benchmarks.crossed
 """
@@ -42,6 +43,11 @@ class Crossed:
     def stop(self, *ignored: Any) -> None:
         self._on = False
 
+    def report(self, what: str) -> None:
+        """Stop, and print the files."""
+        self.stop()
+        print("\n".join([*self.files, f"{len(self.files)} files {what}"]))
+
     def _called(self, frame: FrameType, event: str, _: Any) -> None:
         if not self._on or event != "call" or frame.f_code.co_name == "<module>":
             return
@@ -60,11 +66,14 @@ def main() -> None:
             Path(folder) / "memory", model.signature, selector=model.keeps
         ) as store,
     ):
-        model.ingest(_TEXT, store, name="text")
-        model.ask(_QUESTION, store, max_new_tokens=1)  # does what happens once a process
+        model.ingest(_TEXT, store, name="first")  # does what happens once a process
+        crossed.start()
+        model.ingest(f"{_TEXT} {_QUESTION}", store, name="second")
+        crossed.report("of an ingest")
+        model.ask(_QUESTION, store, max_new_tokens=1)
         crossed.start()
         model.ask(_QUESTION, store, max_new_tokens=1, on_text=crossed.stop)
-    print("\n".join([*crossed.files, f"{len(crossed.files)} files before the first token"]))
+        crossed.report("before the first token")
 
 
 if __name__ == "__main__":
