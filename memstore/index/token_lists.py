@@ -18,7 +18,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from memstore.decode import Block, Positive
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import BlockWords, IndexSpec, Run
+from memstore.disk.tables.runs import BlockWords, IndexSpec, Run
 from memstore.index.index_file import (
     Parts,
     Pieces,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh32_intdigest
 
-from memstore.disk.format.runs import BlockWords
+from memstore.disk.tables.runs import BlockWords
 from memstore.index.block_rows import Ranges, Remembered, Rows, Scope
 
 _SHIFT = np.uint64(32)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
+from memstore.disk.tables.runs import IndexSpec
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
 from memstore.model.tokenizer import TokenText
 

@@ -11,12 +11,11 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer
 from memstore.disk.format.document import Document, WriteId
-from memstore.disk.format.runs import Coverage, IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction, document_range, read_run_key, run_key
 from memstore.disk.tables.block_table import BlockTable, is_finite
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.run_table import RunTable
+from memstore.disk.tables.runs import Coverage, IndexSpec, RunTable
 from memstore.disk.tables.texts import (
     Digest,
     PassageOrder,

@@ -26,8 +26,8 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Amount, Count, unpack
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
+from memstore.disk.tables.runs import IndexSpec
 from memstore.errors import (
     CorruptMemory,
     InvalidConfig,

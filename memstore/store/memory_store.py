@@ -19,10 +19,10 @@ from memstore.closing import Closing
 from memstore.decode import T
 from memstore.disk.files import INDEX, remove_index
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.runs import IndexSpec
 from memstore.disk.tables.texts import Passage, TokenSpan
 from memstore.errors import InvalidInput, MemoryClosed, MemoryLocked, ReadOnlyMemory
 from memstore.share.publication_options import is_url

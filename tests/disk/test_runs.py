@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.block import Geometry
-from memstore.disk.format.runs import BlockWords, IndexSpec, Run, joined
-from memstore.disk.tables.run_table import RunTable
+from memstore.disk.tables.runs import BlockWords, IndexSpec, Run, RunTable, joined
 
 
 def table_of(kind: str, dtype: str = "float16", digest: str = "ab" * 16) -> tuple[RunTable, int]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.disk.format.runs import BlockWords, IndexSpec, Run
+from memstore.disk.tables.runs import BlockWords, IndexSpec, Run
 from memstore.index import token_lists
 from memstore.index.index_file import Unusable, decode_file, encode_file
 from memstore.index.token_lists import Covered, PassageLists, build, covered_by, decode

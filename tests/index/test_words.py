@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from memstore.disk.format.runs import BlockWords
+from memstore.disk.tables.runs import BlockWords
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.word_index import (
     HeldPostings,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.disk.format.runs import BlockWords
+from memstore.disk.tables.runs import BlockWords
 from memstore.index.word_index import WordIndex, count_words, split_words
 from memstore.model.questions import one_edit_away, spelled
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from memstore.disk.format.runs import IndexSpec
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.runs import IndexSpec
 from memstore.errors import CorruptMemory, DocumentNotFound, WrongModel
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from memstore.disk.format.runs import run_of
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.runs import run_of
 from memstore.errors import CorruptMemory, DocumentNotFound
 from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside

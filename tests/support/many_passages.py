@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
+from memstore.disk.tables.runs import IndexSpec
 from memstore.disk.tables.texts import Passage
 from memstore.index.block_rows import Scope
 from memstore.store.memory_store import MemoryStore

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.runs import IndexSpec
+from memstore.disk.tables.runs import IndexSpec
 from memstore.disk.tables.texts import Passage
 from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
+from memstore.disk.tables.runs import IndexSpec
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import SIGNATURE
 

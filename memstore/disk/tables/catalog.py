@@ -17,12 +17,11 @@ import msgspec
 from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document, WriteId
-from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.lmdb.transaction import document_range, number_key, read_number_key
 from memstore.disk.tables.block_table import BlockTable
-from memstore.disk.tables.run_table import RunTable
+from memstore.disk.tables.runs import IndexSpec, RunTable
 from memstore.disk.tables.texts import (
     Digest,
     Passage,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.runs import IndexSpec
+from memstore.disk.tables.runs import IndexSpec
 from memstore.disk.tables.texts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.index.block_rows import Scope

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memstore.disk.format.runs import IndexSpec
+from memstore.disk.tables.runs import IndexSpec
 from memstore.index import word_index
 from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside

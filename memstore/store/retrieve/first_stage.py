@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import RUN_BLOCKS, BlockWords, Run
+from memstore.disk.tables.runs import RUN_BLOCKS, BlockWords, Run
 from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound
 from memstore.index import token_lists
 from memstore.index.block_rows import Remembered, Scope

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import RUN_BLOCKS, run_of
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.runs import RUN_BLOCKS, run_of
 from memstore.errors import CorruptMemory
 from memstore.index import LandmarkIndex
 from memstore.tiers.raw_bits import from_raw

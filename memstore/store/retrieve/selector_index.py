@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Kind, kinds_of
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.runs import Kind, kinds_of
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex

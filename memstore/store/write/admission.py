@@ -15,10 +15,10 @@ from typing import Any, Literal
 from memstore.decode import check_plain
 from memstore.decode import check_settings as check_fields
 from memstore.disk.format.document import WRITE_BYTES, Document, IngestSettings
-from memstore.disk.format.runs import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.runs import IndexSpec
 from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput
 
 _NAMED = 5  # documents that an error names

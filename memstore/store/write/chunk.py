@@ -9,9 +9,8 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import BlockWords, Run, Words, kinds_of
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.run_table import RunTable
+from memstore.disk.tables.runs import BlockWords, Run, RunTable, Words, kinds_of
 from memstore.disk.tables.texts import Digest, Passage, encode_part, encode_tokens
 from memstore.errors import InvalidInput
 from memstore.tiers.raw_bits import raw_view, torch_dtype

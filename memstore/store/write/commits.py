@@ -12,9 +12,9 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import RUN_BLOCKS, Run, joined, run_of
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.runs import RUN_BLOCKS, Run, joined, run_of
 from memstore.errors import CorruptMemory, StorageFull
 from memstore.store.write.chunk import Chunk
 from memstore.tiers.raw_bits import from_raw, raw_view

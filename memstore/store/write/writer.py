@@ -16,9 +16,9 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.closing import Closing
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Run, Words, run_of
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.runs import Run, Words, run_of
 from memstore.disk.tables.texts import Digest, Passage
 from memstore.errors import BudgetExceeded, CorruptMemory, StorageFull
 from memstore.store.retrieve.loading import load_recent

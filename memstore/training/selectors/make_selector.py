@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from memstore.disk.format.runs import BlockWords, IndexSpec
+from memstore.disk.tables.runs import BlockWords, IndexSpec
 from memstore.errors import InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
