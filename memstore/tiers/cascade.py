@@ -134,11 +134,10 @@ class Cascade:
             for tier in self.caches
         }
         for name, counter in self.disk.counters.items():
-            tiers[name] = dict(vars(counter.snapshot()))
-            failures = counter.failures()
-            if failures:
+            tiers[name] = dict(vars(counter.stats))
+            if failures := counter.failures:
                 tiers[name]["failed"] = sum(failures.values())
                 tiers[name] |= {f"failed_{reason}": n for reason, n in failures.items()}
         if self._computes:
-            tiers["computed"] = dict(vars(self._computed.snapshot()))
+            tiers["computed"] = dict(vars(self._computed.stats))
         return tiers

@@ -1,7 +1,6 @@
 """Counts of a tier's lookups, reads and prefetches."""
 
 import threading
-from collections import Counter
 from dataclasses import dataclass, fields, replace
 
 
@@ -37,34 +36,31 @@ COUNTS = tuple(field.name for field in fields(TierStats))
 
 
 class TierCounter:
-    """Counts a tier's lookups and failures; may be used from several threads."""
+    """Counts a tier's lookups, and its failed reads by reason; may be used from several threads.
+
+    A count replaces `stats` or `failures` and never changes them, so that both may be kept.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = TierStats()
-        self._failures: Counter[str] = Counter()
+        self.stats = TierStats()
+        self.failures: dict[str, int] = {}
 
     def failed(self, reason: str) -> None:
         """Count a failed read, by reason; it is neither a hit nor a miss."""
         with self._lock:
-            self._failures[reason] += 1
-
-    def failures(self) -> dict[str, int]:
-        """How many reads failed, by reason."""
-        with self._lock:
-            return dict(self._failures)
+            self.failures = self.failures | {reason: self.failures.get(reason, 0) + 1}
 
     def count(
         self, *, hits: int = 0, misses: int = 0, bytes: int = 0, seconds: float = 0.0
     ) -> None:
         """Add to the counts."""
         with self._lock:
-            self._counts.hits += hits
-            self._counts.misses += misses
-            self._counts.bytes += bytes
-            self._counts.seconds += seconds
-
-    def snapshot(self) -> TierStats:
-        """The counts now."""
-        with self._lock:
-            return replace(self._counts)
+            now = self.stats
+            self.stats = replace(
+                now,
+                hits=now.hits + hits,
+                misses=now.misses + misses,
+                bytes=now.bytes + bytes,
+                seconds=now.seconds + seconds,
+            )

@@ -49,7 +49,7 @@ def test_a_full_disk_keeps_nothing_and_is_counted(texts: ObjectStore, tmp_path: 
     try:
         with open_at(texts, local=local) as store:
             store.lease(units_of(store, "first")[:8]).release()
-            assert local.counter.failures().keys() == {"full"}
+            assert local.counter.failures.keys() == {"full"}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(local.path.glob("??/*"))

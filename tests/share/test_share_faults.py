@@ -73,7 +73,7 @@ def test_no_fault_gives_a_wrong_block(texts: ObjectStore, tmp_path: Path, rate: 
             wild.quiet = server.quiet = True
             holds_what_was_written(store, every[:16])
             for counter in store.retrieval.tiers.disk.counters.values():
-                assert counter.failures().keys() <= REASONS
+                assert counter.failures.keys() <= REASONS
     assert sum(told.values()) == EACH
     assert told["answered"] > (EACH * 0.5 if rate < 0.5 else 0)
     assert sum(sum(wild.done.values()) for wild in wilds) > EACH * rate * 0.5

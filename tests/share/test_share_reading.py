@@ -95,7 +95,7 @@ def test_opening_reads_no_block_and_only_landmarks_of_attached_documents(
         landmarks = place.requests
         assert 0 < landmarks <= 2  # all layers of the document together
         source = store._catalog.source
-        assert source.counters["remote"].snapshot().hits == 0
+        assert source.counters["remote"].stats.hits == 0
         with model.session(store, ["garden"]):
             pass
         assert place.requests == landmarks

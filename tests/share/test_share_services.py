@@ -87,7 +87,7 @@ def test_a_server_that_is_killed_and_restarted_empty_is_used_again(
                     server.kill()
             server.start()
             ask_again(store)
-        assert store._catalog.source.counters["valkey"].failures().keys() == {"unavailable"}
+        assert store._catalog.source.counters["valkey"].failures.keys() == {"unavailable"}
         hits = store.tier_stats()["valkey"]["hits"]
         for _ in range(2):
             holds_what_was_written(store, units[:16])
