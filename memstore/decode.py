@@ -1,4 +1,4 @@
-"""What files hold, decoded into typed values with ranges: exports, rows, headers, settings.
+"""What files hold and callers set, as typed values with ranges: exports, rows, headers, settings.
 
 Nothing that a file says is used before it has passed here. A form is any type that msgspec knows;
 bounds stand in it as `Annotated[int, Meta(ge=..., lt=...)]`. A bound excludes NaN.
@@ -7,8 +7,19 @@ bounds stand in it as `Annotated[int, Meta(ge=..., lt=...)]`. A bound excludes N
 import json
 import re
 from collections.abc import Callable
+from dataclasses import fields, replace
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
@@ -66,6 +77,24 @@ def check_settings(settings: Any) -> None:
             if bound := _BOUND.match(why):
                 why = f"it must be {_BOUNDS[bound[1]]} {bound[2]}"
             raise InvalidInput(f"{name} is {value!r}: {why}") from None
+
+
+class Settings:
+    """Base of dataclasses that are checked when they are made: InvalidInput names a field that is
+    out of range.
+    """
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def changed(self, **settings: Any) -> Self:
+        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        known = tuple(field.name for field in fields(cast(Any, self)))
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {', '.join(known)}")
+        return replace(cast(Any, self), **given) if given else self
 
 
 @cache

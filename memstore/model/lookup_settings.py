@@ -1,13 +1,13 @@
 """What may be chosen for a lookup, and for an answer: checked once, when they are made."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, Self, TypedDict, cast, get_args
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal, TypedDict, get_args
 
 import numpy as np
 from msgspec import Meta
 
-from memstore.decode import Amount, Positive, Share, check_settings
+from memstore.decode import Amount, Positive, Settings, Share
 from memstore.errors import InvalidInput
 
 Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
@@ -32,24 +32,8 @@ def at_caution(steps: Steps, caution: float) -> float:
     return float(np.interp(caution, CAUTIONS, steps))
 
 
-class _Settings:
-    """Checked once, when they are made; InvalidInput names what is out of range."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def changed(self, **settings: Any) -> Self:
-        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
-        given = {name: value for name, value in settings.items() if value is not None}
-        known = tuple(field.name for field in fields(cast(Any, self)))
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {', '.join(known)}")
-        return replace(cast(Any, self), **given) if given else self
-
-
 @dataclass(frozen=True)
-class LookupSettings(_Settings):
+class LookupSettings(Settings):
     """How a lookup is made; nothing of it changes what is trained or stored
     (docs/appendix/method.md 5).
     """
@@ -118,7 +102,7 @@ class AskOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class AnswerSettings(_Settings):
+class AnswerSettings(Settings):
     """How an answer is generated and told: what `ask` and every turn of a chat take."""
 
     max_new_tokens: Positive = 24  # the longest answer

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from memstore.decode import check_settings
+from memstore.decode import Settings
 
 PORT = 8741
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -17,7 +17,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True)
-class ServeSettings:
+class ServeSettings(Settings):
     """The settings. Raises InvalidInput for a value out of range."""
 
     host: str = "127.0.0.1"  # address to listen on
@@ -36,9 +36,6 @@ class ServeSettings:
     # permitted clients
     hosts: tuple[str, ...] = ()  # host names of the server, besides those of loopback
     origins: tuple[str, ...] = ()  # origins of other web pages that may call it (CORS)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def loopback(self) -> bool:
