@@ -20,9 +20,9 @@ from memstore.model.source_text import IngestProgress, Text
 from memstore.paths import expanded
 from memstore.share.manifest import MANIFESTS
 from memstore.share.publication_options import is_url
+from memstore.store.committed import Mode
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import OpenOptions, on_device
-from memstore.store.write.admission import Mode
 
 if TYPE_CHECKING:
     from memstore.share.publish import Report as Published

@@ -51,7 +51,7 @@ from benchmarks.real.text_reader import TextReader
 from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.lookup_settings import CAUTION
-from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_encoding import passages_of
 from memstore.model.source_text import Text
 from memstore.training.corpus import read_documents
 

@@ -45,8 +45,7 @@ from memstore.disk.format.document import IngestSettings
 from memstore.disk.tables.texts import Passage
 from memstore.index.late_interaction import INT8_STEPS
 from memstore.index.word_index import around
-from memstore.model.passages.passage_encoding import encode
-from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_encoding import encode, passages_of
 from memstore.model.passages.repositioned_attention import capture
 from memstore.model.passages.selector import Query, Scored, score_blocks
 from memstore.training.corpus import read_documents

@@ -51,7 +51,7 @@ from memstore import MemoryStore
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.lmdb.transaction import record_key
-from memstore.store.write.writer import COMMIT_BYTES
+from memstore.store.writer import COMMIT_BYTES
 
 PARTS = {
     "host": ["host hit, µs a block"],

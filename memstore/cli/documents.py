@@ -153,9 +153,9 @@ def import_(
 ) -> None:
     """Read an exported document into a memory; create the memory if it does not exist."""
     from memstore.share.document_file import DocumentFile
+    from memstore.store.committed import check_name
     from memstore.store.memory_store import MemoryStore
     from memstore.store.transfer import import_document
-    from memstore.store.write.admission import check_name
 
     exported = DocumentFile(file)
     head = exported.head

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from memstore.library.reading import Outcome
     from memstore.model.model_api import ModelAPI
     from memstore.model.source_text import IngestProgress, Text
+    from memstore.store.committed import Mode
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.write.admission import Mode
 
 _OWN = (InvalidInput, DocumentExists)  # errors of one file, which do not stop the others
 # small, since an ingest reads only its latest blocks

@@ -101,9 +101,9 @@ def pull(
     """Copy published documents into a memory; create the memory if it does not exist."""
     from memstore.share.manifest import read_newest
     from memstore.share.open_object_store import open_object_store
+    from memstore.store.committed import check_name
     from memstore.store.memory_store import MemoryStore
     from memstore.store.transfer import PublishedDocument, import_from
-    from memstore.store.write.admission import check_name
 
     if as_name is not None and len(names or ()) != 1:
         raise typer.BadParameter("--name is for one NAME")

@@ -12,7 +12,7 @@ from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
 from memstore.index.word_index import split_words
 from memstore.model.adapter import ModelAdapter
-from memstore.model.sentences import Level, Unit, divide, split
+from memstore.model.cutting import Level, Unit, divide, split
 from memstore.model.session import BlockId, Trace
 from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore

@@ -20,8 +20,8 @@ from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.session import AskSession, Continuation, OnRead, Trace, attached, read_pending
 from memstore.model.source_text import Ingesting, OnProgress, Text
 from memstore.model.tokenizer import TokenText
+from memstore.store.committed import Mode
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.admission import Mode
 
 Step = TypeVar("Step")
 Result = TypeVar("Result")

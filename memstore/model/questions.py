@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from string import ascii_lowercase
 
-from memstore.model.sentences import Level, split
+from memstore.model.cutting import Level, split
 
 _MOST = 20_000  # characters of a message that are looked at; of a longer one, its two ends
 

@@ -15,9 +15,9 @@ from memstore.documents.detect import form_of
 from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, UnreadableDocument
 from memstore.freed_memory import return_freed_memory
 from memstore.paths import expanded
+from memstore.store.committed import Mode
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.admission import Mode
-from memstore.store.write.writer import DocumentWriter
+from memstore.store.writer import DocumentWriter
 
 _FREED_EVERY = 2048  # tokens of an ingest after which freed memory goes back to the system
 _LOOKED_AT = 1 << 20  # bytes of a file, by which its kind is found

@@ -25,8 +25,8 @@ from memstore.serve.access import UPLOADS, Access, Reads, Writes
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
 from memstore.serve.requests import Strict, entries
 from memstore.serve.worker import Job, Worker
+from memstore.store.committed import Mode
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.admission import Mode
 
 _NAME_BYTES = 400
 _FAILED = 100  # remembered failed uploads

@@ -19,7 +19,7 @@ from memstore.serve.access import Access
 from memstore.serve.answers import Question
 from memstore.serve.api_errors import ApiError, as_api_error, of_validation
 from memstore.serve.service import Service
-from memstore.store.write.admission import Mode
+from memstore.store.committed import Mode
 
 _ABOUT = (
     "A memory of documents that a language model has read. `search` finds passages, `ask` answers "

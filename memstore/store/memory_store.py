@@ -26,15 +26,21 @@ from memstore.disk.tables.runs import IndexSpec
 from memstore.disk.tables.texts import Passage, TokenSpan
 from memstore.errors import InvalidInput, MemoryClosed, MemoryLocked, ReadOnlyMemory
 from memstore.share.publication_options import is_url
-from memstore.store.committed import Committed
+from memstore.store.committed import (
+    Committed,
+    Mode,
+    check_metadata,
+    check_name,
+    check_settings,
+    is_there,
+    no_document,
+)
 from memstore.store.open_options import OpenOptions, check_open_options, open_catalog
-from memstore.store.write import admission
-from memstore.store.write.admission import Mode
 
 if TYPE_CHECKING:  # imported where used: most commands need neither these modules nor torch
     from memstore.store.retrieve.retrieval import Retrieval
     from memstore.store.verify import Report
-    from memstore.store.write.writer import DocumentWriter
+    from memstore.store.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.slots import Lease
 
@@ -297,7 +303,7 @@ class MemoryStore(Closing):
         for row in self._named(name):
             if row.is_listed:
                 return row
-        raise admission.no_document(name, self.documents(), self.place)
+        raise no_document(name, self.documents(), self.place)
 
     def tokens(self, document: str | int, first: int = 0, end: int | None = None) -> TokenSpan:
         """Content tokens `first` to `end` of a document without passages (by name or id), and the
@@ -348,13 +354,11 @@ class MemoryStore(Closing):
         writer is closed. Raises DocumentExists, InvalidInput, ReadOnlyMemory, MemoryLocked (also
         for a document that is being written), StorageFull.
         """
-        admission.check_name(name)
-        if mode not in ("new", "replace"):
-            raise InvalidInput(f"mode {mode!r} is unknown; choose new or replace")
-        admission.check_metadata(metadata or {})
-        admission.check_settings(settings, self.signature, self.selector)
+        check_name(name)
+        check_metadata(metadata or {})
+        check_settings(settings, mode, self.signature, self.selector)
         # before any lock: the answer also holds for a memory that is read-only or being written
-        if any(admission.is_there(row, source_hash, settings, mode) for row in self._named(name)):
+        if any(is_there(row, source_hash, settings, mode) for row in self._named(name)):
             return None
         committed, codec = self.writable(), self.codec if settings.passage_tokens else ""
         wanted = Document(
@@ -369,7 +373,7 @@ class MemoryStore(Closing):
         Raises DocumentNotFound, InvalidInput (values that are not plain), ReadOnlyMemory,
         MemoryLocked, StorageFull.
         """
-        admission.check_metadata(metadata)
+        check_metadata(metadata)
         document = self.document(name)
         if document.metadata == metadata:
             return document

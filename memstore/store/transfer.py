@@ -28,8 +28,8 @@ from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import is_url
 from memstore.share.publish import GRACE, PublishOptions, Report, publish
+from memstore.store.committed import admit_import, check_name
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.admission import admit_import, check_name
 
 _BATCH_BYTES = 16 << 20  # record bytes of an import's transaction
 

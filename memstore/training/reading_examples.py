@@ -12,7 +12,7 @@ from random import Random
 
 from memstore.errors import InvalidInput
 from memstore.hf.reading_adapter import UNKNOWN
-from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_encoding import passages_of
 from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.training.reading_questions import AskedContext, AskedQuestion, plain_words
 

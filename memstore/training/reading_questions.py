@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from memstore.decode import from_json
 from memstore.errors import InvalidInput
-from memstore.model.sentences import split
+from memstore.model.cutting import split
 from memstore.training.corpus import lines_of
 
 TOO_FEW = (

@@ -39,7 +39,7 @@ from benchmarks.real.recall_tables import (
 from benchmarks.real.text_reader import TextReader
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_encoding import passages_of
 from support.fake_device import FakeDevice
 
 HAY = "the grass is green and the sky is blue . "

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memstore.errors import StoreUnavailable
-from memstore.store.retrieve.selector_index import SelectorIndex
+from memstore.store.retrieve.retrieval import SelectorIndex
 
 pytest.importorskip("transformers")
 

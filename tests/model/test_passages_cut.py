@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from memstore.disk.format.citations import Place
 from memstore.disk.tables.texts import Passage
+from memstore.model.cutting import Passages, split
 from memstore.model.landmark.landmark_model import SHIPPED
-from memstore.model.passages.passage_ingest import Passages
-from memstore.model.sentences import split
 from memstore.model.tokenizer import Tokenizer
 
 _SIZE, _MOST = 64, 128

@@ -25,7 +25,7 @@ from support.tiny_decoder import decoder, learned_selector, random_adapter, toke
 pytest.importorskip("transformers")
 
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.passages import passage_ingest
+from memstore.model.passages import passage_encoding
 from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.selector import Chosen, Selector
 
@@ -79,14 +79,14 @@ def states(reader, store: MemoryStore, name: str, blocks: list[int], **lookup) -
 def computed(monkeypatch) -> list[int]:
     """How many passages went through the model to be read in."""
     counts: list[int] = []
-    encode = passage_ingest.encode
+    encode = passage_encoding.encode
 
     def counting(reader, passages, **how):
         some = list(passages)
         counts.append(len(some))
         return encode(reader, some, **how)
 
-    monkeypatch.setattr(passage_ingest, "encode", counting)
+    monkeypatch.setattr(passage_encoding, "encode", counting)
     return counts
 
 

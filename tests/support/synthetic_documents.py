@@ -15,8 +15,8 @@ from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction, record_key
 from memstore.disk.tables.catalog import Catalog
+from memstore.store.chunks import LayerBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.chunk import LayerBlocks
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 4
 CHUNK_BLOCKS, TOP_K = 4, 2

@@ -18,7 +18,7 @@ from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.lookup_settings import CAUTIONS
 from memstore.model.passages.adaptation import UNADAPTED
-from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_encoding import passages_of
 from memstore.model.passages.selector import Selector
 from memstore.training.reading_questions import AskedContext, AskedQuestion, split_titles
 from memstore.training.selectors.learn import LearnConfig, Trained, learn

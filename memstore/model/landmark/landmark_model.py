@@ -38,8 +38,8 @@ from memstore.model.session import OnRead, attached
 from memstore.model.source_text import Ingesting, Text, ingest
 from memstore.model.tokenizer import Tokenizer
 from memstore.paths import expanded, read_file
+from memstore.store.committed import Mode
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.admission import Mode
 
 SHIPPED = Path(__file__).parent / "weights"
 """The directory of the weights that ship with the package."""

@@ -16,7 +16,7 @@ from memstore.model.session import AskSession, OnRead, check_device
 from memstore.model.source_text import Text
 from memstore.model.tokenizer import Tokenizer
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.writer import DocumentWriter
+from memstore.store.writer import DocumentWriter
 
 
 class ChunkSession(AskSession):

@@ -1,5 +1,5 @@
-"""Passages to keys and values: fetched out of a memory, or each computed alone behind the model's
-prefix, many in a forward pass.
+"""Passages to keys and values: each computed alone behind the model's prefix, many in a forward
+pass; and ingest by a passage model, which commits them.
 
 What is computed of a passage follows, to rounding, from the model and the passage's tokens alone:
 in a pass passages follow one another without padding, and each attends to the prefix and to itself
@@ -7,10 +7,9 @@ as if it were alone. The last bits depend on the passages computed with it and o
 nothing identifies a passage by its keys and values.
 """
 
-import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from itertools import accumulate, chain, groupby
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate, chain, islice, tee
 from typing import Any, NamedTuple
 
 import torch
@@ -18,16 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from memstore.block import BlockKey
-from memstore.errors import (
-    BlocksUnavailable,
-    CorruptBlock,
-    CorruptMemory,
-    InvalidWeights,
-    MissingBlock,
-    StoreUnavailable,
-)
+from memstore.disk.format.citations import Place, Places
+from memstore.disk.tables.texts import Keep, Passage
+from memstore.errors import InvalidWeights
+from memstore.index.word_index import around
 from memstore.model.adapter import Enough
+from memstore.model.cutting import Passages
 from memstore.model.passages.repositioned_attention import (
     KeysValues,
     PassageModel,
@@ -35,13 +30,13 @@ from memstore.model.passages.repositioned_attention import (
     mask_of,
     read_prefix,
 )
-from memstore.model.passages.selector import Captured, Chosen
+from memstore.model.passages.selector import Captured
 from memstore.model.rotary import Positions
-from memstore.store.memory_store import MemoryStore
-from memstore.store.write.chunk import finite
+from memstore.model.source_text import Text
+from memstore.store.chunks import finite
+from memstore.store.writer import DocumentWriter, Known
 
 _TOKENS = 256  # of a pass at most: as fast as more on a CPU
-_AT_ONCE = 1 << 27  # keys of passages, in numbers, that a GPU turns at once
 _TOKENS_GPU = 1024  # of which a GPU computes longer than Python takes to launch what it computes
 
 
@@ -220,180 +215,84 @@ def _plain(x: torch.Tensor) -> bool:
     )
 
 
-# Fetched out of a memory, or computed where it has none
+# Ingest
+
+_AT_ONCE = 16  # passages that are stored together
+_LOOKED_UP = 64  # passages that are looked up together
+_TITLE = 100  # characters; a longer first line is no title
 
 
-class _Taken(NamedTuple):
-    """A passage: rows [R, Shape.passage_width], which of them its tokens' keys and values are
-    (int64 [n] each), and the tier that had them.
+def read_passages(
+    reader: PassageModel, text: Text, keep: Keep, writer: DocumentWriter
+) -> Iterator[tuple[int, int]]:
+    """Read a text into a document passage by passage, from where its writer is; the characters
+    before and after some. keep: keys and values of its passages, or their text alone, of which a
+    question computes those that it needs.
     """
+    first = writer.characters
+    passages = passages_of(reader, [text.content], text.places)
+    coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
+    missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
+    layers = reader.selector.layer if keep == "text" else None
+    computed = encode(reader, missing, layers=layers)
+    # passages are found by what they stand under, too: the document's name, its first line if that
+    # is short, and their headings; and by what stands around them
+    line, _, _ = text.content.lstrip()[: _TITLE + 1].partition("\n")
+    title = f"{text.name}\n{line}" if len(line) <= _TITLE else text.name
+    places = Places(text.places)
+    while pairs := list(islice(coming, _AT_ONCE)):
+        some = [one for one, _ in pairs]
+        new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
+        found = list(islice(computed, len(new)))
+        texts = [reader.tokenizer.decode(one.ids.tolist()) for one in some]
+        named = ["\n".join((t, title, *places.headings(p.start))) for t, p in zip(texts, some)]
+        near = [around(text.content, one.start, one.end) for one in some]
+        writer.add_passages(
+            some,
+            [one.stored for one in found] if keep == "kv" else [],
+            given=new if keep == "kv" else [],
+            landmarks=_landmarks(reader, pairs, new, found),
+            words=reader.selector.words(zip(named, near)),
+        )
+        yield some[0].start, some[-1].end
 
-    rows: Tensor
-    keys: Tensor
-    values: Tensor
-    tier: str
+
+def _looked_up(
+    writer: DocumentWriter, passages: Iterable[Passage]
+) -> Iterator[tuple[Passage, Known | None]]:
+    """Passages, and what is stored of each already."""
+    coming = iter(passages)
+    while some := list(islice(coming, _LOOKED_UP)):
+        yield from zip(some, writer.known(some))
 
 
-class Fetched:
-    """Passages that a session reads, in leased slots.
+def _missing(known: Known | None, keep: Keep) -> bool:
+    """Has a passage to be computed?"""
+    return known is None or (keep == "kv" and not known.stored)
 
-    lengths: tokens of each; tiers: where each was.
+
+def _landmarks(
+    reader: PassageModel,
+    pairs: Sequence[tuple[Passage, Known | None]],
+    new: Sequence[int],
+    computed: Sequence[Encoded],
+) -> Tensor | None:
+    """Token landmarks of passages, of which the new ones were computed and the others are known;
+    None where the reader's selector keeps none.
     """
-
-    def __init__(self, reader: PassageModel, taken: Sequence[_Taken]) -> None:
-        self.lengths = [len(one.keys) for one in taken]
-        self.tiers = [one.tier for one in taken]
-        self._shape, self._device, self._kinds = reader.shape, reader.device, reader.rotary_kinds
-        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # of those in the same rows, at once
-        for _, run in groupby(taken, key=lambda one: one.rows.data_ptr()):
-            some = list(run)
-            keys, values = (torch.cat(both) for both in zip(*((x.keys, x.values) for x in some)))
-            self._parts.append((some[0].rows, keys, values))
-
-    def of_layers(self) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
-        """Layers that rotate alike, with keys and values [layers, Hkv, T, D] of the tokens of all
-        passages; of none in layers without memory. A GPU fetches all layers at once.
-        """
-        shape = self._shape
-        of_layer = max(1, sum(self.lengths)) * shape.num_kv_heads * shape.head_dim
-        most = 1 if self._device.type == "cpu" else max(1, _AT_ONCE // of_layer)
-
-        def alike(layer: int) -> object:
-            return layer in shape.memory_layers, self._kinds[layer], layer // most
-
-        for _, run in groupby(range(shape.num_layers), key=alike):
-            layers = list(run)
-            yield layers, *self._fetched(layers)
-
-    def _fetched(self, layers: Sequence[int]) -> KeysValues:
-        """The same of some layers, which follow one another."""
-        shape, memory = self._shape, self._shape.memory_layers
-        heads, dim = shape.num_kv_heads, shape.head_dim
-        halves: tuple[list[Tensor], list[Tensor]] = [], []
-        for rows, *both in self._parts if layers[0] in memory else ():
-            of_layers = rows.unflatten(1, (-1, heads, dim))
-            of_layers = of_layers.narrow(1, memory.index(layers[0]), len(layers))
-            for half, at in zip(halves, both):
-                some = of_layers.index_select(0, at).to(self._device)
-                half.append(some.permute(1, 2, 0, 3))
-        none = torch.zeros(len(layers), heads, 0, dim, dtype=shape.kv_dtype, device=self._device)
-        k, v = (half[0] if len(half) == 1 else torch.cat([none, *half], 2) for half in halves)
-        return k, v
+    parts: list[Tensor | None] = [
+        None if known is None or known.landmarks is None else torch.from_numpy(known.landmarks)
+        for _, known in pairs
+    ]
+    for at, one in zip(new, computed):
+        parts[at] = reader.selector.landmarks(one.captured)
+    kept = [part for part in parts if part is not None]
+    return torch.cat(kept) if kept else None
 
 
-class PassageFetch:
-    """Fetches passages for one session."""
-
-    def __init__(self, reader: PassageModel, store: MemoryStore) -> None:
-        self._reader, self._store = reader, store
-        self._leases = ExitStack()  # of the passages that are being fetched
-
-    @contextmanager
-    def fetch(self, passages: Sequence[Chosen], *, compute: bool) -> Iterator[Fetched]:
-        """Context with keys and values of passages, leased until it ends. A passage that the memory
-        does not hold, or only damaged, is computed as it would be stored; without `compute`, only
-        the passages before it are returned. Raises BlocksUnavailable, BudgetExceeded,
-        DocumentNotFound, CorruptBlock.
-        """
-        with ExitStack() as self._leases:
-            found = self._take(passages, compute)
-            yield Fetched(self._reader, [one for one in found if one is not None])
-
-    def _take(self, passages: Sequence[Chosen], compute: bool) -> list[_Taken | None]:
-        """As `fetch`. Of passages that cannot be had the tokens have to be here."""
-        places = self._store.retrieval.stored_at([(one.document, one.block) for one in passages])
-        away = 0
-        while True:
-            try:
-                found, damaged = self._leased(places)
-                break
-            except BlocksUnavailable as error:
-                gone = {(number, block) for number, _, block, _ in error.units}
-                lost = [one for one, place in zip(passages, places) if place in gone]
-                try:
-                    for one in lost:
-                        self.ids(one)
-                except StoreUnavailable:
-                    raise error from None
-                if not lost:
-                    raise
-                places = [None if place in gone else place for place in places]
-                away += len(lost)
-        missing = [at for at, one in enumerate(found) if one is None]
-        if missing:
-            self._store.retrieval.count_computed(len(missing), damaged=damaged, away=away)
-            if compute:
-                self._compute(passages, missing, found)
-            else:
-                del found[missing[0] :]
-        return found
-
-    def _compute(
-        self, passages: Sequence[Chosen], missing: Sequence[int], found: list[_Taken | None]
-    ) -> None:
-        """Compute the missing ones of these passages, and hold them for the next question."""
-        began = time.perf_counter()
-        ids = [self.ids(passages[at]) for at in missing]
-        for at, made in zip(missing, encode(self._reader, ids)):
-            chosen, seconds = passages[at], time.perf_counter() - began
-            k, v = made.stored
-            self._store.retrieval.take_computed(chosen.document, chosen.block, k, v, seconds)
-            keys = torch.arange(len(made.k))
-            found[at] = _Taken(torch.cat((k, v)), keys, keys + len(keys), "computed")
-            began = time.perf_counter()
-
-    def _leased(self, places: Sequence[tuple[int, int] | None]) -> tuple[list[_Taken | None], int]:
-        """What the memory holds of passages; None of those that it does not, and how many of these
-        are damaged.
-        """
-        there = [place for place in places if place is not None]
-        try:
-            found = iter(self._lease(there))
-            return [None if place is None else next(found) for place in places], 0
-        except CorruptBlock:
-            pass
-        each: list[_Taken | None] = []
-        damaged = 0
-        for place in places:
-            try:
-                each += [None] if place is None else self._lease([place])
-            except CorruptBlock as error:
-                each.append(None)
-                damaged += not isinstance(error, MissingBlock)
-        return each, damaged
-
-    def _lease(self, places: Sequence[tuple[int, int]]) -> list[_Taken]:
-        """The same of passages that are there. Raises CorruptBlock."""
-        at_once = max(1, self._store.tiers.top.capacity)
-        taken: list[_Taken] = []
-        for first in range(0, len(places), at_once):
-            units = [BlockKey(number, 0, block, 0) for number, block in places[first:][:at_once]]
-            lease = self._store.lease(units)
-            rows, keys, values = lease.tokens()
-            if len(places) <= at_once:
-                self._leases.enter_context(lease)
-            else:  # the next ones need their slots
-                with lease:
-                    rows = rows.index_select(0, torch.cat((keys, values)))
-                keys, values = torch.arange(len(rows), device=rows.device).chunk(2)
-            lengths = lease.lengths.tolist()
-            for some in zip(keys.split(lengths), values.split(lengths), lease.tiers):
-                taken.append(_Taken(rows, *some))
-        return taken
-
-    def ids(self, one: Chosen) -> list[int]:
-        """The tokens of a passage."""
-        (passage,) = self._store.passages(one.document, one.block, one.block + 1)
-        ids: list[int] = passage.ids.tolist()
-        return ids
-
-    def content(self, document: int, block: int) -> Hashable:
-        """The tokens of a passage as bytes: a key that equal passages share.
-
-        If the tokens cannot be read, the key is (document, block).
-        """
-        try:
-            (passage,) = self._store.passages(document, block, block + 1)
-        except (CorruptMemory, StoreUnavailable):  # reported if the passage is chosen
-            return document, block
-        return passage.ids.tobytes()
+def passages_of(
+    reader: PassageModel, parts: Iterable[str], places: Sequence[Place] = ()
+) -> Passages:
+    """The text that these parts are together as the reader's passages: see Passages."""
+    size, most = reader.passage_tokens, reader.shape.block_size
+    return Passages(reader.tokenizer, "".join(parts), places, size=size, most=most)

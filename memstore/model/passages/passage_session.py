@@ -20,8 +20,8 @@ from memstore.model.answer import Found, Ranked
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
 from memstore.model.model_api import ModelAPI
 from memstore.model.passages.adaptation import Evidence, Refusal
-from memstore.model.passages.passage_encoding import Fetched, PassageFetch
-from memstore.model.passages.passage_ingest import read_passages
+from memstore.model.passages.passage_encoding import read_passages
+from memstore.model.passages.passage_fetch import Fetched, PassageFetch
 from memstore.model.passages.repositioned_attention import (
     STEP,
     DialogueBuffer,
@@ -37,8 +37,8 @@ from memstore.model.passages.step_graph import StepGraph
 from memstore.model.questions import asks, leans, query_of, resolved, spelled
 from memstore.model.session import AskSession, Lookups, OnRead, ReadUnit, attached, check_device
 from memstore.model.source_text import Ingesting, Text, ingest
+from memstore.store.committed import Mode
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.admission import Mode
 
 _CLOSEST = 5  # passages that a refusal names
 

@@ -12,23 +12,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memstore.disk.format.document import Document
-from memstore.disk.tables.runs import RUN_BLOCKS, BlockWords, Run
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.runs import RUN_BLOCKS, BlockWords, IndexSpec, Run
 from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound
 from memstore.index import token_lists
 from memstore.index.block_rows import Remembered, Scope
 from memstore.index.index_file import Unusable, content_of, has_faiss, write_file
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.token_lists import CODE, FILE, Covered, PassageLists, covered_by
-from memstore.index.word_index import WordIndex, WordsBeside
-from memstore.store.retrieve.loading import by_tokens
-from memstore.store.retrieve.selector_index import SelectorIndex
+from memstore.index.word_index import RareBlocks, WordIndex, WordsBeside
 
 PAYING = 1 << 21  # tokens of a scope above which two stages are faster than one
 PROPOSED = 1000, 5000  # passages of the lists that are scored exactly: least, most
@@ -40,6 +39,21 @@ _AT_ONCE = 1 << 18  # tokens of documents that are read in one transaction
 _UNUSABLE = Unusable, InvalidInput, OSError, CorruptMemory, ObjectNotFound
 
 _log = logging.getLogger("memstore")
+
+
+class Selected(Protocol):
+    """What a first stage needs of retrieval.SelectorIndex: its tables, rows and exact scores."""
+
+    spec: IndexSpec
+    catalog: Catalog
+    rows: Mapping[int, Document]
+
+    def token_maxima(self, q: Tensor, scope: Scope) -> Tensor: ...
+    def word_scores(
+        self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
+    ) -> Tensor: ...
+    def rare(self, words: Mapping[int, float], scope: Scope) -> RareBlocks: ...
+    def take_words(self, words: WordIndex, documents: set[int]) -> None: ...
 
 
 class ListsDirectory:
@@ -79,7 +93,7 @@ class ListsDirectory:
 class FirstStage:
     """The lists of one memory's selector. Safe for several threads."""
 
-    def __init__(self, selected: SelectorIndex, place: ListsDirectory) -> None:
+    def __init__(self, selected: Selected, place: ListsDirectory) -> None:
         """place: where the lists are stored."""
         self._spec, self._selected, self._place = selected.spec, selected, place
         self._possible = self._spec.width > 0 and self._spec.width % (2 * CODE) == 0
@@ -193,7 +207,7 @@ class _Scope(NamedTuple):
 class ListedPassages:
     """Lists, and which of their documents are unchanged. Safe for several threads."""
 
-    def __init__(self, lists: PassageLists, selected: SelectorIndex) -> None:
+    def __init__(self, lists: PassageLists, selected: Selected) -> None:
         """selected: takes the words of unchanged documents from the lists."""
         self.lists, self.selected = lists, selected
         self._blocks = np.array([one.blocks for one in lists.covered], np.int64)
@@ -303,6 +317,20 @@ class Shortlist:
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         """As SelectorIndex.word_scores, with rarity and lengths of the whole scope."""
         return self._listed.selected.word_scores(words, scope, self._whole)
+
+
+def by_tokens(rows: Sequence[Document], least: int) -> Iterator[list[Document]]:
+    """Split documents, in their order, into batches of `least` tokens or more, but the last."""
+    some: list[Document] = []
+    tokens = 0
+    for row in rows:
+        some.append(row)
+        tokens += row.tokens
+        if tokens >= least:
+            yield some
+            some, tokens = [], 0
+    if some:
+        yield some
 
 
 def tokens_of(covered: Collection[Covered], rows: Iterable[Document]) -> int:

@@ -18,14 +18,12 @@ from memstore.closing import Closing
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.runs import Run, Words, run_of
+from memstore.disk.tables.runs import RUN_BLOCKS, Run, Words, run_of
 from memstore.disk.tables.texts import Digest, Passage
 from memstore.errors import BudgetExceeded, CorruptMemory, StorageFull
-from memstore.store.retrieve.loading import load_recent
+from memstore.index import LandmarkIndex
+from memstore.store.chunks import Chunk, Commits, KeysValues, LayerBlocks, check_batch, check_chunk
 from memstore.store.retrieve.retrieval import Retrieval
-from memstore.store.write import admission
-from memstore.store.write.chunk import Chunk, KeysValues, LayerBlocks, check_batch, check_chunk
-from memstore.store.write.commits import Commits
 from memstore.tiers.raw_bits import from_raw, torch_dtype
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction, about
@@ -58,18 +56,18 @@ class DocumentWriter(Closing):
         self,
         catalog: Catalog,
         retrieval: Retrieval,
-        admitted: admission.Admission,
+        document: Document,
+        replaces: Document | None,
         on_close: Callable[["DocumentWriter"], None],
         commit_bytes: int | None = None,
     ) -> None:
-        """Store the row of an admitted document. on_close: called after the last commit. Raises
-        CorruptMemory, StorageFull.
+        """document: its stored row; replaces: the document to delete when this one is ready;
+        on_close: called after the last commit. Raises CorruptMemory.
         """
-        document = admission.begin(catalog, admitted)
         self._catalog, self._retrieval, self._on_close = catalog, retrieval, on_close
         self._memory_layers = set(document.memory_layers(catalog.signature))
         self._other_layers = document.other_layers(catalog.signature)
-        self._commits = Commits(catalog, document, admitted.replaces)
+        self._commits = Commits(catalog, document, replaces)
         last: list[Passage] = []
         with catalog.database.read() as txn:
             retrieval.load(txn, document)
@@ -77,7 +75,7 @@ class DocumentWriter(Closing):
                 last = catalog.texts.passages(txn, document, max(0, document.blocks - 1))
             else:
                 latest = self._commits.keep_from(document.blocks)
-                load_recent(retrieval.index, catalog, txn, document, latest)
+                _load_recent(retrieval.index, catalog, txn, document, latest)
         self._commit_bytes = COMMIT_BYTES if commit_bytes is None else commit_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
         self._committing: Future[None] | None = None  # the transaction submitted last
@@ -308,3 +306,22 @@ def _landmarks(
     run = runs[document, first]
     found = None if run is None else run.cut(block, block + 1)
     return found.landmarks.copy() if found is not None and len(found.sizes) else None
+
+
+def _load_recent(
+    index: LandmarkIndex, catalog: Catalog, txn: Transaction, document: Document, first: int
+) -> None:
+    """Load landmark keys of layers without memory for a document's blocks from `first` on, which a
+    resumed ingest attends to. Raises CorruptMemory.
+    """
+    end = document.blocks
+    for layer in document.other_layers(catalog.signature) if first < end else ():
+        grid = range(run_of("landmark", first), end, RUN_BLOCKS["landmark"])
+        runs = [catalog.runs.run(txn, document.id, layer, start) for start in grid]
+        keys = np.concatenate([run.cut(first, end).landmarks for run in runs if run is not None])
+        if len(keys) != end - first:
+            raise CorruptMemory(
+                f"landmarks of document {document.name!r} before block {end}, layer {layer}, are "
+                "missing; run verify"
+            )
+        index.add(document.id, layer, first, from_raw(keys, catalog.signature.kv_dtype))

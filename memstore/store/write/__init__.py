@@ -1,1 +1,0 @@
-"""Writing a document: admission, chunks, encoding, commits."""
