@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -85,6 +86,13 @@ def sweep(directory: Path) -> None:
                     os.unlink(directory / name)
                 finally:
                     os.close(file)
+
+
+def sweep_memory(path: Path) -> None:
+    """As `sweep`, in a memory's directory and in that of its index."""
+    sweep(path)
+    if not (path / INDEX).is_symlink():
+        sweep(path / INDEX)
 
 
 _INDEX_FILE = re.compile(r"(layer-\d+|passages)\.idx")
@@ -211,6 +219,63 @@ def lock_alone(file: int, path: Path) -> None:
         raise MemoryLocked(
             f"{path} is open in another process; rewriting its file needs it alone"
         ) from None
+
+
+class WriterLock:
+    """The lock of the one process that writes; counted, so that it nests."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._pid = path / WRITER, os.getpid()
+        self._mutex = threading.Lock()
+        self._count = 0
+        self.file: int | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Hold the lock; yields whether this is the outermost hold. Raises MemoryLocked."""
+        with self._mutex:
+            first = not self._count
+            if first:
+                self.file = self._lock()
+            self._count += 1
+        try:
+            yield first
+        finally:
+            if self._pid == os.getpid():  # not in a forked child
+                self._release()
+
+    def _lock(self) -> int:
+        # the data file's mode: a user who may only read the memory must not hold the lock
+        data = mode_of(self._path.with_name(DATA)) or 0o600
+        mode = data & (data & 0o222 | (data & 0o222) << 1)
+        with named_os_errors(self._path.parent):
+            file = open_regular(self._path, os.O_RDWR | os.O_CREAT, mode)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the process id is only for the message to others; the lock ends with its holder
+            os.ftruncate(file, 0)
+            with suppress(OSError):
+                os.pwrite(file, b"%d\n" % os.getpid(), 0)
+            return file
+        except BaseException as error:
+            holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(file)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise MemoryLocked(
+                f"{self._path.parent} is being written by process {holder}; try again when it is "
+                "done"
+            ) from None
+
+    def _release(self) -> None:
+        with self._mutex:
+            self._count -= 1
+            if not self._count and self.file is not None:
+                file, self.file = self.file, None  # an interrupt cannot close it twice
+                os.ftruncate(file, 0)
+                # Unlock before closing: a forked child may still share the file.
+                fcntl.flock(file, fcntl.LOCK_UN)
+                os.close(file)
 
 
 def sync_directory(path: Path) -> None:

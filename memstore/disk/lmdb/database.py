@@ -14,7 +14,15 @@ from typing import Any, Self, TypeVar
 import lmdb
 
 from memstore.closing import Closing
-from memstore.disk.files import DATA, OWN_NAMES, named_os_errors, occupy_standard_streams
+from memstore.disk.files import (
+    DATA,
+    OWN_NAMES,
+    check_one_name,
+    lies_at,
+    named_os_errors,
+    occupy_standard_streams,
+    sweep_memory,
+)
 from memstore.disk.lmdb.environment import Environment
 from memstore.disk.lmdb.pages import Tree, read_meta
 from memstore.disk.lmdb.transaction import (
@@ -218,13 +226,24 @@ class Database(Closing):
         directory was removed); MemoryClosed.
         """
         self._check()
+        environment = self._environment
         if self.read_only:
             raise ReadOnlyMemory(
                 f"{self.path} is open for reading only, or cannot be written; nothing was changed"
             )
         if not (self.path / DATA).exists():
-            raise self._environment.gone()
-        with self._environment.writer():
+            raise environment.gone()
+        if getattr(environment.thread, "transaction", None) is not None:
+            raise RuntimeError(
+                "writing inside a transaction of the same thread: end that one first"
+            )
+        with environment.lock.held() as first:
+            if not _lies_at(self.path, environment):
+                raise environment.gone()
+            if first:
+                if environment.data_file is not None:
+                    check_one_name(self.path / DATA, environment.data_file)
+                sweep_memory(self.path)
             yield
 
     @property
@@ -289,6 +308,12 @@ _lock = threading.Lock()
 _open: dict[tuple[int, int], Environment] = {}  # by device and inode of the directory
 
 
+def _lies_at(path: Path, environment: Environment) -> bool:
+    """Is the open data file the one in the directory `path`? True if none is open."""
+    with environment.gate.passed():  # not while the file is replaced
+        return environment.data_file is None or lies_at(path / DATA, environment.data_file)
+
+
 def _acquire(path: Path, first: Callable[[Transaction], None] | None = None) -> Environment:
     """The process's environment for a directory; opened, or with `first` made, if there is none."""
     with _lock:
@@ -302,7 +327,7 @@ def _acquire(path: Path, first: Callable[[Transaction], None] | None = None) -> 
                 f"{path} was open when this process was forked; open it in one that is spawned "
                 "instead"
             )
-        if environment is not None and not environment.lies_at(path):
+        if environment is not None and not _lies_at(path, environment):
             environment = None  # the directory was removed, and its inode reused
         if environment is None:
             environment = Environment(path)

@@ -1,17 +1,15 @@
-"""The LMDB environment of a memory's directory in this process: checked opening, the writer lock,
-and rewriting the file.
+"""The LMDB environment of a memory's directory in this process: checked opening, and rewriting the
+file.
 
 All Database objects of one directory in a process share an environment. A child forked while it is
 open can neither use it nor open that directory; a spawned process, or one forked earlier, can.
 Every commit reaches the disk before it returns.
 """
 
-import fcntl
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,19 +17,15 @@ import lmdb
 
 from memstore.disk.files import (
     DATA,
-    INDEX,
     LOCK,
-    WRITER,
+    WriterLock,
     check_local,
-    check_one_name,
-    lies_at,
     lock_alone,
     mode_of,
     named_os_errors,
-    open_regular,
     replacement,
     share,
-    sweep,
+    sweep_memory,
     sync_directory,
     take_room,
 )
@@ -44,7 +38,7 @@ from memstore.disk.lmdb.transaction import (
     commit_record,
     named_lmdb_errors,
 )
-from memstore.errors import MemoryExists, MemoryLocked, MemoryNotFound
+from memstore.errors import MemoryExists, MemoryNotFound
 
 T = TypeVar("T")
 
@@ -71,63 +65,6 @@ def _open_lmdb(path: Path, data: Path, **options: Any) -> Any:
             if size < _LEAST_MAP:
                 raise
             size = size >> 14 << 12
-
-
-class WriterLock:
-    """The lock of the one process that writes; counted, so that it nests."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._pid = path / WRITER, os.getpid()
-        self._mutex = threading.Lock()
-        self._count = 0
-        self.file: int | None = None
-
-    @contextmanager
-    def held(self) -> Iterator[bool]:
-        """Hold the lock; yields whether this is the outermost hold. Raises MemoryLocked."""
-        with self._mutex:
-            first = not self._count
-            if first:
-                self.file = self._lock()
-            self._count += 1
-        try:
-            yield first
-        finally:
-            if self._pid == os.getpid():  # not in a forked child
-                self._release()
-
-    def _lock(self) -> int:
-        # the data file's mode: a user who may only read the memory must not hold the lock
-        data = mode_of(self._path.with_name(DATA)) or 0o600
-        mode = data & (data & 0o222 | (data & 0o222) << 1)
-        with named_os_errors(self._path.parent):
-            file = open_regular(self._path, os.O_RDWR | os.O_CREAT, mode)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the process id is only for the message to others; the lock ends with its holder
-            os.ftruncate(file, 0)
-            with suppress(OSError):
-                os.pwrite(file, b"%d\n" % os.getpid(), 0)
-            return file
-        except BaseException as error:
-            holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(file)
-            if not isinstance(error, BlockingIOError):
-                raise
-            raise MemoryLocked(
-                f"{self._path.parent} is being written by process {holder}; try again when it is "
-                "done"
-            ) from None
-
-    def _release(self) -> None:
-        with self._mutex:
-            self._count -= 1
-            if not self._count and self.file is not None:
-                file, self.file = self.file, None  # an interrupt cannot close it twice
-                os.ftruncate(file, 0)
-                # Unlock before closing: a forked child may still share the file.
-                fcntl.flock(file, fcntl.LOCK_UN)
-                os.close(file)
 
 
 class Environment:
@@ -194,38 +131,12 @@ class Environment:
             self.page_size = self.inner.stat()["psize"]
             self.inner.reader_check()
 
-    @contextmanager
-    def writer(self) -> Iterator[None]:
-        """Hold the writer lock of the directory that was opened."""
-        if getattr(self.thread, "transaction", None) is not None:
-            raise RuntimeError(
-                "writing inside a transaction of the same thread: end that one first"
-            )
-        with self.lock.held() as first:
-            if not self.lies_at(self.path):
-                raise self.gone()
-            if first:
-                if self.data_file is not None:
-                    check_one_name(self.path / DATA, self.data_file)
-                self._sweep()
-            yield
-
-    def lies_at(self, path: Path) -> bool:
-        """Is the open data file the one in the directory `path`? True if none is open."""
-        with self.gate.passed():  # not while the file is replaced
-            return self.data_file is None or lies_at(path / DATA, self.data_file)
-
     def gone(self) -> MemoryNotFound:
         """The error for a directory that is no longer the one that was opened."""
         return MemoryNotFound(
             f"{self.path} no longer holds the memory: it was removed, moved or replaced while it "
             "was open"
         )
-
-    def _sweep(self) -> None:
-        sweep(self.path)
-        if not (self.path / INDEX).is_symlink():
-            sweep(self.path / INDEX)
 
     def close(self) -> None:
         # cleared first, so that nothing is used after an interrupt while it is being closed
@@ -258,7 +169,7 @@ class Environment:
                 result = change(transaction)
                 with replacement(self.path / DATA) as file:
                     _fill(Path(file.name), transaction.entries(), self.path / DATA)
-                    self._sweep()
+                    sweep_memory(self.path)
                     before_switch()
                 self.rewritten += 1
                 sync_directory(self.path)
