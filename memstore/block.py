@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 # KV dtypes that are stored, and the bytes of a value.
 KV_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+# Codecs, and their numbers in headers of records, which never change.
+CODEC_NUMBERS = {"raw": 0, "zstd": 1, "int8": 2}
 
 
 class BlockKey(NamedTuple):

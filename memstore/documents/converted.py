@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from memstore.disk.format.citations import LEVELS, Place, plain_name
+from memstore.disk.format.document import LEVELS, Place, plain_name
 from memstore.errors import UnreadableDocument
 
 Kind = Literal[

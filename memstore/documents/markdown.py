@@ -3,7 +3,7 @@
 import re
 from itertools import accumulate, pairwise
 
-from memstore.disk.format.citations import LEVELS, Place, plain_name
+from memstore.disk.format.document import LEVELS, Place, plain_name
 from memstore.documents.converted import Converted, Limits
 from memstore.documents.decoding import decode
 

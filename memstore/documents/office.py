@@ -10,7 +10,7 @@ from datetime import datetime, time
 from html import escape
 from typing import Any
 
-from memstore.disk.format.citations import PAGE
+from memstore.disk.format.document import PAGE
 from memstore.documents.converted import Block, Limits
 from memstore.documents.decoding import clean, decode
 from memstore.documents.detect import zipped

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
-from memstore.disk.format.citations import PAGE
+from memstore.disk.format.document import PAGE
 from memstore.documents.converted import TOO_LONG, Block, Limits
 from memstore.documents.decoding import clean, raised
 from memstore.errors import UnreadableDocument

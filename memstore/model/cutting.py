@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.format.citations import PAGE, Place
+from memstore.disk.format.document import PAGE, Place
 from memstore.disk.tables.texts import Passage
 from memstore.model.tokenizer import TokenText
 

@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memstore.disk.format.citations import Place, pack_places
-from memstore.disk.format.document import LABELS, NOTES, SOURCE, Document, IngestSettings
+from memstore.disk.format.document import (
+    LABELS,
+    NOTES,
+    SOURCE,
+    Document,
+    IngestSettings,
+    Place,
+    pack_places,
+)
 from memstore.documents import Converted, read
 from memstore.documents.detect import form_of
 from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, UnreadableDocument

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.disk.format.citations import PAGE, Place, Places, pack_places, unpack_places
+from memstore.disk.format.document import PAGE, Place, Places, pack_places, unpack_places
 from memstore.documents import Converted, read
 from memstore.documents.child import convert
 from memstore.documents.decoding import clean

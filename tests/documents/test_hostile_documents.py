@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.disk.format.citations import pack_places
+from memstore.disk.format.document import pack_places
 from memstore.documents import Converted, read
 from memstore.documents.child import convert
 from memstore.documents.converted import LIMITS, Limits

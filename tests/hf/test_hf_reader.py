@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.cli.main import app
-from memstore.disk.format.citations import Place
+from memstore.disk.format.document import Place
 from memstore.documents import Converted
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.tokenizer import OffsetTokenizer, Turns

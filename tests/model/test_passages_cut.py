@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.disk.format.citations import Place
+from memstore.disk.format.document import Place
 from memstore.disk.tables.texts import Passage
 from memstore.model.cutting import Passages, split
 from memstore.model.landmark.landmark_model import SHIPPED

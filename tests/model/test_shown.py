@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.disk.format.citations import PAGE, Place
+from memstore.disk.format.document import PAGE, Place
 from memstore.documents.converted import Converted
 from memstore.model.answer import Source, block_texts, whole_sentences
 from memstore.model.landmark.landmark_model import LandmarkModel

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64_digest
 
-from memstore.block import RecordKey
+from memstore.block import CODEC_NUMBERS, RecordKey
 from memstore.disk.format.codec import CODECS, Payload, floats_of, get_codec
 from memstore.disk.format.document import WriteId
 from memstore.disk.format.signature import Signature
@@ -34,8 +34,7 @@ RECORD_FORMAT = 4
 _MAGIC = b"mR"
 _FIXED = struct.Struct("<2sBBI16s16sIH")
 _DIGEST = 8
-_CODECS = {"raw": 0, "zstd": 1, "int8": 2}  # numbers in headers, which never change
-_CODEC_NAMES = {number: name for name, number in _CODECS.items()}
+_CODEC_NAMES = {number: name for name, number in CODEC_NUMBERS.items()}
 
 
 def is_finite(bits: np.ndarray, dtype: str) -> bool:
@@ -139,7 +138,7 @@ class BlockTable:
 
     def _fixed(self, codec: str, length: int, key: RecordKey, write: WriteId) -> bytes:
         known = self.signature, write, key[1], key[2]
-        return _FIXED.pack(_MAGIC, RECORD_FORMAT, _CODECS[codec], length, *known)
+        return _FIXED.pack(_MAGIC, RECORD_FORMAT, CODEC_NUMBERS[codec], length, *known)
 
     # Decoding
 

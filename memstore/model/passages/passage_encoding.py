@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from memstore.disk.format.citations import Place, Places
+from memstore.disk.format.document import Place, Places
 from memstore.disk.tables.texts import Keep, Passage
 from memstore.errors import InvalidWeights
 from memstore.index.word_index import around
