@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ def ingest(
     )
     if writer is None:
         return _described(store, text)
-    with writer:
+    with closing(writer):
         # the white space at the end of a text belongs to no passage
         began, resumed, total = time.perf_counter(), writer.tokens, len(text.content.rstrip())
         first: int | None = None

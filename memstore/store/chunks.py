@@ -241,7 +241,8 @@ class Commits:
         def work(txn: Transaction) -> Document:
             row, catalog = self.row, self._catalog
             number, size = row.id, row.bytes
-            size -= catalog.blocks.delete_layers(txn, number, self._other_layers, self._keep, keep)
+            if layers := self._other_layers:  # passages have none
+                size -= catalog.blocks.delete_layers(txn, number, layers, self._keep, keep)
             for chunk in chunks:
                 size += self._refer(txn, chunk)
                 catalog.texts.put_part(txn, number, *chunk.part)

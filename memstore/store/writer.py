@@ -231,7 +231,8 @@ class DocumentWriter(Closing):
         latest = self._commits.keep_from(self.document.blocks)
         units = self._pinned + [unit for chunk in chunks for unit in chunk.units]
         self._pinned = [unit for unit in units if unit.block >= latest]
-        self._retrieval.tiers.drop([unit for unit in units if unit.block < latest])
+        if units:  # passages have none
+            self._retrieval.tiers.drop([unit for unit in units if unit.block < latest])
 
     def finish(self) -> Document:
         """Commit the remaining chunks, make the document ready and delete the document that it
@@ -272,8 +273,9 @@ class DocumentWriter(Closing):
         staged = [unit for chunk in self._staged for unit in chunk.units]
         pinned, stay = self._pinned + staged, self._memory_layers
         tiers, index = self._retrieval.tiers, self._retrieval.index
-        tiers.host.unpin([unit for unit in pinned if unit.layer in stay])
-        tiers.drop([unit for unit in pinned if unit.layer not in stay])
+        if pinned:  # passages are not
+            tiers.host.unpin([unit for unit in pinned if unit.layer in stay])
+            tiers.drop([unit for unit in pinned if unit.layer not in stay])
         for layer in self._other_layers:
             index.trim(self.document.id, self.blocks, layer)
 
