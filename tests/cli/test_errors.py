@@ -106,7 +106,6 @@ def test_a_closed_pipe_is_no_error(store: Path) -> None:
         process = start(
             *command, "--store", store, fresh=fresh, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
         process.stderr.close()

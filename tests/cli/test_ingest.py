@@ -103,7 +103,6 @@ def test_the_same_command_resumes_an_ingest_after_ctrl_c(tmp_path: Path, story: 
     with start(
         "ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stderr is not None
         assert "tokens a second, about" in process.stderr.readline()
         process.send_signal(signal.SIGSTOP)  # while another process writes, however long this takes
         refused(run("ingest", story, "--store", store), str(process.pid), status=1)

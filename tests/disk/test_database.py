@@ -150,7 +150,6 @@ def test_writing_inside_ones_own_transaction_is_a_mistake(database):
 def test_a_checked_value_is_refused_when_altered_or_under_another_key(database):
     def work(txn: Transaction) -> None:
         stored = bytes(txn.view("meta", b"a"))
-        assert stored is not None
         txn.put("meta", b"moved", stored)
         txn.put("documents", b"a", stored)
         txn.put("meta", b"altered", stored[:-1] + b"!")

@@ -49,7 +49,6 @@ def spoil(catalog: Catalog, key: RecordKey) -> None:
     """Flip a bit of a record's last head."""
     with catalog.database.read() as txn:
         place = txn.extents_of("blocks", [record_key(key)])[0]
-        assert place is not None
         end = place.offset + place.size - 1
     file = os.open(catalog.database.path / "data.mdb", os.O_RDWR)
     os.pwrite(file, bytes([os.pread(file, 1, end)[0] ^ 4]), end)

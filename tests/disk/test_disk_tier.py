@@ -96,7 +96,6 @@ def test_a_record_moved_to_another_key_is_refused(memory):
 
     def swap(txn: Transaction) -> None:
         record = bytes(txn.view("blocks", record_key(RecordKey(1, 4, 1))))
-        assert record is not None
         catalog.blocks.put(txn, RecordKey(1, 5, 1), record)
 
     catalog.database.write(swap)

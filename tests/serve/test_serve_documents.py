@@ -39,7 +39,6 @@ def settled(http: httpx2.Client, name: str) -> dict[str, Any]:
     """The row of a document once its upload has ended."""
     for _ in range(6000):
         found = row(http, name)
-        assert found is not None
         if found["state"] not in ("waiting", "ingesting"):
             return found
         time.sleep(0.01)

@@ -126,7 +126,6 @@ def test_a_server_that_is_asked_to_stop_stops_in_order(tmp_path: Path) -> None:
             ask.join()  # it had its time, and was then cut off
         assert (told[0].status_code, told[0].json()["error"]["code"]) == (503, "stopping")
         assert server.wait(120) == 128 + signal.SIGTERM
-        assert server.stderr is not None
         assert {"Traceback", "leaked"}.isdisjoint(server.stderr.read().split())
     with serving(tmp_path / "mem", diary=False) as back, back.client() as http:
         (row,) = http.get("/v1/memstore/documents").json()["data"]

@@ -96,7 +96,6 @@ def test_it_finds_what_its_directory_finds(memory: MemoryStore, url: str, tmp_pa
     with open_(url) as there, open_(url, local_cache=tmp_path / "cache") as cached:
         for seed in range(6):
             here = by_name(memory, seed)
-            assert here is not None
             for store in (there, cached):
                 found = by_name(store, seed)
                 assert found is not None and found[0] == here[0]
@@ -118,7 +117,6 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
             names = {document.name for document in store.documents()}
             assert names == {"1", "3", "4", "new"}
             found = by_name(store, 0)
-            assert found is not None
             assert {("new", at) for at in range(20)} <= {*found[0]}
             assert {("3", at) for at in range(EACH - 7)} <= {*found[0]}
             assert {("1", at) for at in range(EACH + 9)} <= {*found[0]}

@@ -133,7 +133,6 @@ def test_hostile_answers_under_load_give_no_wrong_block(
         with write(tmp_path / "m", codec="raw") as store:
             publish_all(store, "s3://bucket/library")
         port = urlsplit(endpoint).port
-        assert port is not None
         for seed in range(RUNS):
             with (
                 proxy(port, S3_ANSWERS, seed, rate=0.3) as objects,

@@ -46,7 +46,6 @@ def ingest_secret(store: MemoryStore) -> Document:
     writer = store.write_document(
         SECRET, source_hash="a hash that is erased", settings=SETTINGS, commit_bytes=4000
     )
-    assert writer is not None
     with writer:
         for first in range(0, TOKENS, CHUNK):
             end = min(first + CHUNK, TOKENS)
@@ -159,7 +158,6 @@ def test_nothing_is_left_of_a_document_of_passages(tmp_path: Path, way: str) -> 
         passage_documents.ingest(store, "before", 30, text=2)
         settings = passage_documents.SETTINGS
         writer = store.write_document(SECRET, source_hash="hash", settings=settings)
-        assert writer is not None
         with writer:
             writer.add_passages(made, kv, landmarks=landmarks, words=words)
             writer.finish()
@@ -222,8 +220,7 @@ def test_erasing_removes_index_files_and_what_was_begun_and_other_openings_go_on
         store.forget(SECRET, erase=True)
         assert found(path) == {} and [f.name for f in (path / "index").iterdir()] == ["mine.idx"]
         query = torch.zeros(2, 1, 8)
-        hits = other.retrieval.search_landmarks(1, query, [(document.id, 0, document.blocks)], 2)
-        assert hits is not None
+        other.retrieval.search_landmarks(1, query, [(document.id, 0, document.blocks)], 2)
         assert [row.name for row in other.documents()] == ["before", "after", "long"]
         other.build_index()  # what it writes is built from what is there
         assert found(path) == {}
@@ -249,7 +246,6 @@ with MemoryStore.open(sys.argv[1], read_only=True) as store:
             text=True,
         ) as other,
     ):
-        assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline() == "3\n"
         with pytest.raises(MemoryLocked, match="another process"):
             store.forget(SECRET, erase=True)

@@ -140,13 +140,11 @@ def resigned(record: bytes) -> bytes:
 
 
 def contents(store: MemoryStore) -> tuple[object, ...]:
-    assert store.path is not None
     return stored(store.path), selected(store.path), sorted(store.path.iterdir())
 
 
 def imported(store: MemoryStore, file: Path) -> bool:
     """Import a file: refused with the memory unchanged, or used by every verb and forgotten."""
-    assert store.path is not None
     before = contents(store)
     try:
         document = import_document(store, file)

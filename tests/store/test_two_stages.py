@@ -58,9 +58,7 @@ def asked(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def shortlist(store: MemoryStore, seed: int, scope: Scope) -> Shortlist:
-    found = store.retrieval.shortlist(*asked(seed), scope)
-    assert found is not None
-    return found
+    return store.retrieval.shortlist(*asked(seed), scope)
 
 
 def assert_best(store: MemoryStore, seed: int, whole: Scope) -> Shortlist:
@@ -116,9 +114,7 @@ def test_a_rare_word_brings_in_what_lists_do_not_find(memory: MemoryStore) -> No
             rows, weights = asked(seed)
             without = memory.retrieval.shortlist(rows, weights, whole)
             short = memory.retrieval.shortlist(rows, weights, whole, beside)
-            assert without is not None and short is not None
             spread = memory.retrieval.selected.word_scores(beside.words, whole).std(correction=0)
-            assert short.word_spread is not None
             assert short.word_spread[1] == pytest.approx(float(spread), rel=0.02)
             ((place, _, _),) = [run for run in short.scope if run not in without.scope] or [
                 (0,) * 3
@@ -157,7 +153,6 @@ def test_documents_that_came_or_changed_are_scored_exactly(memory: MemoryStore) 
 
 
 def test_what_is_erased_is_in_no_list(memory: MemoryStore) -> None:
-    assert memory.path is not None
     memory.forget("2", erase=True)
     assert not list((memory.path / "index").iterdir())
     assert memory.retrieval.shortlist(*asked(0), everything(memory)) is None
@@ -168,7 +163,6 @@ def test_what_is_erased_is_in_no_list(memory: MemoryStore) -> None:
 def test_damaged_files_cost_time_and_no_answer(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert memory.path is not None
     whole, path = everything(memory), memory.path / "index" / "passages.idx"
     kept, words = path.read_bytes(), {7: 1.0}
     expected = memory.retrieval.selected.word_scores(words, whole)
@@ -192,7 +186,6 @@ def test_damaged_files_cost_time_and_no_answer(
 def test_words_of_the_lists_are_those_of_the_memory(memory: MemoryStore) -> None:
     whole, words = everything(memory), {7: 1.0, 1004: 0.5, 1 << 31 | 2 << 20 | 17: 1.0}
     expected = memory.retrieval.selected.word_scores(words, whole)
-    assert memory.path is not None
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
         short = shortlist(other, 0, whole)  # takes them
         torch.testing.assert_close(other.retrieval.selected.word_scores(words, whole), expected)
@@ -201,7 +194,6 @@ def test_words_of_the_lists_are_those_of_the_memory(memory: MemoryStore) -> None
 
 
 def test_a_killed_rebuild_leaves_the_lists_that_were_there(memory: MemoryStore) -> None:
-    assert memory.path is not None
     path = memory.path / "index" / "passages.idx"
     before = path.read_bytes()
 
@@ -216,7 +208,6 @@ def test_a_killed_rebuild_leaves_the_lists_that_were_there(memory: MemoryStore) 
 
 
 def test_missing_landmarks_are_reported(memory: MemoryStore) -> None:
-    assert memory.path is not None
     whole = everything(memory)
     run = shortlist(memory, 0, whole).scope[0]
     catalog = Catalog.open(memory.path)
@@ -233,7 +224,6 @@ def test_missing_landmarks_are_reported(memory: MemoryStore) -> None:
 def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
     memory: MemoryStore,
 ) -> None:
-    assert memory.path is not None
     whole = everything(memory)
     rows, _ = asked(0)
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
@@ -251,8 +241,6 @@ def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
 
 
 def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: MemoryStore) -> None:
-    assert memory.path is not None
-
     # of one piece each, so that all are not read before the first is told
     def change(done: int, tokens: int) -> None:
         if done == 0:
@@ -266,7 +254,6 @@ def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: Me
 
 
 def test_compacting_leaves_no_landmarks_of_what_was_forgotten(memory: MemoryStore) -> None:
-    assert memory.path is not None
     memory.compact()
     assert memory.retrieval.shortlist(*asked(0), everything(memory)) is not None
     memory.forget("2")

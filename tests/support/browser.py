@@ -145,7 +145,6 @@ def browsing(directory: Path) -> Iterator[Callable[[], Page]]:
     from websockets.sync.client import connect
 
     program = chromium()
-    assert program is not None
     process = subprocess.Popen(
         [program, *_FLAGS, f"--user-data-dir={directory}", "about:blank"],
         stdout=subprocess.DEVNULL,

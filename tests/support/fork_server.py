@@ -317,7 +317,6 @@ class ForkServer:
         self._process.communicate()
 
     def _ask(self, line: str) -> str:
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()

@@ -69,7 +69,6 @@ def _follow(pid: int, last: int) -> tuple[int, int]:
         try:
             stopped, status = os.waitpid(-1, _WALL)
         except ChildProcessError:
-            assert code is not None
             return code, calls
         if not os.WIFSTOPPED(status):
             if stopped == pid:

@@ -58,7 +58,6 @@ def add(
         settings=IngestSettings(passage_tokens=TOKENS),
         mode=mode,
     )
-    assert writer is not None
     with writer:
         first = writer.tokens // TOKENS
         some = [

@@ -40,11 +40,9 @@ def other_process(code: str, *arguments: object) -> Iterator[subprocess.Popen[st
 
 
 def hear(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def say(process: subprocess.Popen[str], word: str = "go") -> None:
-    assert process.stdin is not None
     process.stdin.write(word + "\n")
     process.stdin.flush()

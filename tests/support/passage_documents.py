@@ -93,7 +93,6 @@ def ingest(
 ) -> Document:
     """Read the first `count` passages of a text, from where the document's writer says."""
     form = store.selector
-    assert form is not None
     writer = store.write_document(
         name,
         source_hash=source_hash or f"{text}:{count}",
@@ -174,7 +173,6 @@ def check_content(store: MemoryStore, document: Document, text: int, *, whole: b
     keys and values are stored of all of them.
     """
     form, count = store.selector, document.blocks
-    assert form is not None
     expected = passages(text, 0, count)
     assert same(store.passages(document.id), expected)
     assert document.tokens == sum(len(each.ids) for each in expected)

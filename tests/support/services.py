@@ -168,7 +168,6 @@ class Server:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        assert BINARY is not None
         command = [BINARY, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         command += ["--appendonly", "no", "--dir", str(self._folder), *self._options]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -183,7 +182,6 @@ class Server:
 
     def hang(self) -> None:
         """Let it answer nothing any more; it ends by `kill`."""
-        assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:

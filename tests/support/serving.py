@@ -146,7 +146,6 @@ def process(memory: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str
     words = ["serve", "--store", memory, "--port", "0", *options, "--json"]
     started = start(*words, fresh=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        assert started.stdout is not None
         yield started, json.loads(started.stdout.readline())["url"]
     finally:
         started.kill()

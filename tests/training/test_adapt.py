@@ -191,8 +191,8 @@ def test_the_command_makes_what_the_model_is_then_read_with(
     reader = load_reader(model)
     assert reader.adapter is not None and reader.adapter.tokens >= 1000
     assert reader.selector.spec.name == told["selector"] != "words"
-    assert reader.refusal is not None and reader.refusal.doubt == reader.adaptation.doubt
     assert reader.adaptation.doubt is not None
+    assert reader.refusal.doubt == reader.adaptation.doubt
     assert reader.adaptation.weights == reader.signature.weights
     assert not (tmp_path / "cache" / "adapting" / reader.adaptation.weights).exists()
     # a text without questions makes another selector, and this adapter can still refuse
