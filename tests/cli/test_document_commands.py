@@ -41,7 +41,7 @@ def test_maintaining_a_memory_needs_no_model(
     intact(store)
 
 
-def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path) -> None:
+def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path, story: Path) -> None:
     assert run("verify", "--store", store).out.endswith("clean\n")
     other = tmp_path / "other"
     other.write_text(OTHER)
@@ -53,6 +53,8 @@ def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path) ->
     assert found.status == 1 and found.json["problems"][0]["name"] == "story"
     assert run("verify", "--store", store, "--repair", "--json").json["dropped"] == ["story"]
     intact(store, "other")
+    assert run("ingest", story, "--store", store).status == 0
+    intact(store, "other", "story")
 
 
 def test_a_small_memory_needs_no_index(store: Path) -> None:

@@ -17,7 +17,7 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.errors import RESTORE, CorruptMemory, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
-from support.synthetic_documents import CHUNK, SIGNATURE, check_content, ingest, is_whole
+from support.synthetic_documents import CHUNK, SIGNATURE, ingest, is_whole
 
 PAGES_APART = int(os.environ.get("MEMSTORE_PAGES_APART", "12"))  # of those that are spoiled
 BUDGET, PAGE = 1 << 20, 4096
@@ -158,33 +158,6 @@ def test_damaged_meta_rows_are_reported_and_not_repaired(memory: Path, entry: by
 
 
 # Damaged documents
-
-
-def test_verify_names_and_repair_drops_a_damaged_document(tmp_path: Path) -> None:
-    path = tmp_path / "memory"
-    with MemoryStore.create(path, SIGNATURE) as store:
-        whole = ingest(store, "whole", 100, text=2)
-        damaged = ingest(store, "damaged", 100)
-        report = store.verify()
-        assert report.clean and report.documents == 2
-        assert report.bytes == whole.bytes + damaged.bytes
-
-        def flip(txn) -> None:
-            key, value = next(
-                item for item in txn.scan("blocks") if item[0] > damaged.id.to_bytes(8, "big")
-            )
-            txn.put("blocks", key, bytes(value[:-1]) + bytes([value[-1] ^ 1]))
-
-        with closing(Catalog.open(path)) as catalog:
-            catalog.database.write(flip)
-        assert not is_whole(path)
-        report = store.verify(repair=True)
-        assert [(p.document, p.name) for p in report.problems] == [(damaged.id, "damaged")]
-        assert report.dropped == ["damaged"] and report.documents == 1
-        assert [d.name for d in store.documents()] == ["whole"]
-        check_content(store, whole, text=2)
-        assert is_whole(path)
-        check_content(store, ingest(store, "damaged", 100), text=1)
 
 
 @pytest.mark.parametrize("table", ["blocks", "tokens", "landmarks", "documents"])

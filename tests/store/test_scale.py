@@ -16,16 +16,19 @@ from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import DIM, HEADS, SETTINGS, SIGNATURE, ingest, is_whole
 
 BUDGET = 1 << 20
-SECONDS = 100  # until a test that waits has failed
+
+
+def put(catalog: Catalog, txn: Transaction, name: str) -> None:
+    number = catalog.new_number(txn)
+    catalog.put_document(txn, Document(number, name, "ready", settings=SETTINGS))
 
 
 def filled(path: Path, documents: int) -> Path:
     """A memory of so many documents, empty but for their rows, in one transaction."""
 
     def work(txn: Transaction) -> None:
-        for _ in range(documents):
-            number = catalog.new_number(txn)
-            catalog.put_document(txn, Document(number, f"old {number}", "ready", settings=SETTINGS))
+        for number in range(1, documents + 1):
+            put(catalog, txn, f"old {number}")
 
     with closing(Catalog.create(path, SIGNATURE)) as catalog:
         catalog.database.write(work)
@@ -58,11 +61,6 @@ def test_readers_that_look_often_seldom_or_late_see_the_same_documents(tmp_path:
                         assert reader.documents() == fresh.documents() == store.documents()
                         for document in fresh.documents():
                             assert reader.document(document.name) == document
-
-
-def put(catalog: Catalog, txn: Transaction, name: str) -> None:
-    number = catalog.new_number(txn)
-    catalog.put_document(txn, Document(number, name, "ready", settings=SETTINGS))
 
 
 @pytest.mark.parametrize("what", ["damaged", "missing"])

@@ -2,11 +2,7 @@
 the blocks.
 """
 
-import os
-import random
 import shutil
-import signal
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,18 +14,10 @@ from memstore.errors import CorruptMemory, DocumentNotFound, WrongModel
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document
 from memstore.store.verify import verify_memory
-from support.fork_server import NAMED_ERROR, RIGHT, ForkServer
 from support.passage_documents import check_content, ingest
 from support.selected_documents import FORM, OTHER, PASSAGES, QUESTION, create, selected
 
-FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "48"))
-SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 TOKENS_ONLY = replace(FORM, words=False)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
 
 
 def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
@@ -108,33 +96,3 @@ def test_verify_misses_no_run_that_is_missing_or_extra(sound: Path, path: Path) 
     changed.database.write(lambda txn: txn.put_checked("landmarks", extra, b"x"))
     changed.close()
     assert problems(memory)
-
-
-# Flipped bytes and kills
-
-
-def test_flipped_bytes_never_yield_a_wrong_landmark(children: ForkServer, tmp_path: Path) -> None:
-    chance = random.Random(SEED + 1)
-    compact = tmp_path / "compact"  # else most flips are of free pages
-    with create(compact) as store:
-        ingest(store, "one", 40)
-        ingest(store, "one", 60, mode="replace")
-        ingest(store, "two", 40, text=2)
-        store.compact()
-    whole = (compact / "data.mdb").read_bytes()
-    outcomes: Counter[int] = Counter()
-    for trial in range(FLIPS):
-        data = bytearray(whole)
-        for _ in range(chance.choice([1, 1, 4])):
-            data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
-        path = tmp_path / str(trial)
-        path.mkdir()
-        (path / "data.mdb").write_bytes(data)
-        read = children.run("read_passages_job", path)
-        died = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE)
-        assert read in (RIGHT, NAMED_ERROR) or -read in died, f"trial {trial} of seed {SEED}"
-        if read != RIGHT:
-            assert children.run("verify_job", path) == NAMED_ERROR, trial
-        outcomes[read] += 1
-        shutil.rmtree(path)
-    assert outcomes[NAMED_ERROR] > FLIPS // 20, outcomes

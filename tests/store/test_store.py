@@ -49,17 +49,6 @@ UNIT_BYTES = 2 * BLOCK * DIM * 2
 BUDGET = 1 << 20
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
-
-
-@pytest.fixture
-def store(path: Path) -> MemoryStore:
-    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as opened:
-        yield opened
-
-
 def reopened(path: Path, **options: object) -> MemoryStore:
     return MemoryStore.open(path, SIGNATURE, **{"host_budget": BUDGET, **options})
 

@@ -3,6 +3,7 @@
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -32,17 +33,6 @@ from support.synthetic_documents import (
 BUDGET = 1 << 20
 KILLS = 4
 SECONDS = 100  # until a test that waits has failed
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
-
-
-@pytest.fixture
-def store(path: Path) -> MemoryStore:
-    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as opened:
-        yield opened
 
 
 def reopened(path: Path, **options: object) -> MemoryStore:
@@ -102,7 +92,6 @@ def test_reader_sees_commits_of_another_process(
 def test_documents_are_written_concurrently(path: Path, one_store: bool) -> None:
     sizes = {text: (10 + 4 * text) * CHUNK + text for text in range(1, 5)}
     begun = threading.Barrier(len(sizes))
-    failures: list[BaseException] = []
     with (
         MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store,
         nullcontext(store) if one_store else reopened(path) as other,
@@ -113,25 +102,17 @@ def test_documents_are_written_concurrently(path: Path, one_store: bool) -> None
                 if done == 2 * CHUNK:
                     begun.wait(SECONDS)
 
-            try:
-                ingest(
-                    store if text % 2 else other,
-                    f"book {text}",
-                    sizes[text],
-                    text=text,
-                    commit_bytes=1 if text < 3 else 5000,
-                    after_chunk=together,
-                )
-            except BaseException as error:
-                failures.append(error)
-                raise
+            ingest(
+                store if text % 2 else other,
+                f"book {text}",
+                sizes[text],
+                text=text,
+                commit_bytes=1 if text < 3 else 5000,
+                after_chunk=together,
+            )
 
-        threads = [threading.Thread(target=write, args=(text,)) for text in sizes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
+        with ThreadPoolExecutor(len(sizes)) as pool:
+            list(pool.map(write, sizes))
         for text, tokens in sizes.items():
             for reader in (store, other):
                 document = reader.document(f"book {text}")

@@ -14,10 +14,10 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -78,21 +78,16 @@ def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) ->
 
 def several_job(path: str) -> int:
     """Several documents at once, one a thread; each goes on from where it was left."""
-    failed: list[BaseException] = []
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
+    with (
+        MemoryStore.open(path, host_budget=BUDGET) as store,
+        ThreadPoolExecutor(len(SEVERAL)) as pool,
+    ):
 
-        def write(text: int, tokens: int) -> None:
-            try:
-                ingest(store, str(text), tokens, text=text, commit_bytes=5000)
-            except BaseException as error:
-                failed.append(error)
+        def write(text: int) -> None:
+            ingest(store, str(text), SEVERAL[text], text=text, commit_bytes=5000)
 
-        threads = [threading.Thread(target=write, args=item) for item in SEVERAL.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return CRASHED if failed else RIGHT
+        list(pool.map(write, SEVERAL))
+    return RIGHT
 
 
 def changes_job(path: str, export: str) -> int:

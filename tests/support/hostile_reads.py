@@ -5,9 +5,9 @@ what was written, and tells how often reads failed, and by which name: JSON on s
 import json
 import random
 import sys
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -58,11 +58,8 @@ def main(url: str, valkey: str, seed: int, reads: int) -> None:
     with store:
         of = truth(store)
         every = [unit for name in TEXTS for unit in units_of(store, name)]
-        threads = [threading.Thread(target=read, args=(number,)) for number in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(read, range(THREADS)))
         stats = store.tier_stats()
     print(json.dumps({"told": told, "wrong": wrong, "stats": stats}))
 

@@ -1,0 +1,22 @@
+"""A memory of synthetic documents, empty, for the tests of the store."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memstore.store.memory_store import MemoryStore
+from support.synthetic_documents import SIGNATURE
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a memory is made."""
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[MemoryStore]:
+    """A memory at `path`; its blocks are tiny: a GiB would be millions of slots."""
+    with MemoryStore.create(path, SIGNATURE, host_budget=1 << 20) as opened:
+        yield opened
