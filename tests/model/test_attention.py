@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstore.disk.format.signature import Signature
 from memstore.kernels import api
 from memstore.model.landmark.memory_attention import MemoryAttention
 from memstore.model.landmark.open_chunk import SessionBlocks
@@ -23,21 +22,7 @@ from memstore.model.session import ReadUnit, StepReads
 from memstore.store.memory_store import MemoryStore
 from support.oracle import Block, Head, choose
 from support.paths import DATA
-from support.tiny_model import attending
-
-
-def signature(config: ModelConfig) -> Signature:
-    return Signature(
-        weights="none",
-        tokenizer="none",
-        architecture={},
-        kv_dtype=config.kv_dtype,
-        num_layers=config.num_layers,
-        memory_layers=tuple(config.memory_layers or ()),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=config.block_size,
-    )
+from support.tiny_model import attending, signature
 
 
 def one_layer(**changes: Any) -> ModelConfig:

@@ -22,11 +22,10 @@ from memstore.serve.access import read_keys
 from memstore.serve.api_errors import as_api_error
 from memstore.serve.app import check_exposed
 from memstore.serve.settings import ServeSettings
-from support.diary import QUESTION
+from support.diary import ASKED, QUESTION
 from support.serving import Served, serving
 
 READS, WRITES, NOTES = "reads-everything-1", "writes-everything-2", "writes-only-notes-3"
-ASKED = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}
 CHAT, DOCUMENTS = "/v1/chat/completions", "/v1/memstore/documents"
 PAGE = "https://friend.example"
 

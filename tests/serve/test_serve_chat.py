@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.diary import ANSWER, DIARY, QUESTION
+from support.diary import ANSWER, ASKED, DIARY, QUESTION
 from support.serving import Served
 
 MARE = "What is the price of the brown mare?"
@@ -99,9 +99,8 @@ def test_harmless_and_unknown_parameters_are_ignored(served: Served) -> None:
 def test_what_would_change_the_answer_and_is_not_supported_is_refused_in_one_line(
     served: Served, given: dict[str, Any], named: str
 ) -> None:
-    body = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}], **given}
     with served.client() as client:
-        refused = client.post("/v1/chat/completions", json=body)
+        refused = client.post("/v1/chat/completions", json=ASKED | given)
     error = refused.json()["error"]
     assert refused.status_code in (400, 404) and named in error["message"]
     assert error["type"] == "invalid_request_error" and "\n" not in error["message"]

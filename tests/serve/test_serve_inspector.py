@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 import memstore.serve
-from support.diary import ANSWER, DIARY, QUESTION
+from support.diary import ANSWER, ASKED, DIARY
 
 PAGE = Path(memstore.serve.__file__).parent / "page"
 
@@ -42,12 +42,8 @@ def test_the_scripts_name_only_elements_that_there_are():
 
 
 def test_a_traced_answer_reports_what_every_token_read(http):
-    asked = {
-        "model": "memstore",
-        "messages": [{"role": "user", "content": QUESTION}],
-        "memstore": {"trace": True, "max_sources": 4, "documents": ["diary"]},
-    }
-    got = http.post("/v1/chat/completions", json=asked).json()
+    traced = {"trace": True, "max_sources": 4, "documents": ["diary"]}
+    got = http.post("/v1/chat/completions", json=ASKED | {"memstore": traced}).json()
     report = got["memstore"]
     assert got["choices"][0]["message"]["content"] == ANSWER
     assert "".join(token["text"] for token in report["tokens"]) == ANSWER
@@ -55,7 +51,7 @@ def test_a_traced_answer_reports_what_every_token_read(http):
     assert report["sources"][0]["sentence"] == "The combination of the lime barn is 4467."
     assert report["sources"][0]["sentence"] in report["sources"][0]["text"]
     assert report["tokens"][0]["sources"] and report["sources"][0]["tiers"]
-    plain = http.post("/v1/chat/completions", json=asked | {"memstore": {}}).json()
+    plain = http.post("/v1/chat/completions", json=ASKED).json()
     assert "tokens" not in plain["memstore"]
     assert plain["memstore"].keys() <= report.keys()
     assert plain["memstore"]["sources"][0]["sentence"] == report["sources"][0]["sentence"]
@@ -82,9 +78,8 @@ def test_a_documents_text_is_sent_block_by_block(http, served):
 
 
 def test_the_tiers_report_their_counts(http, served):
-    asked = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}
     before = http.get("/v1/memstore/tiers").json()
-    http.post("/v1/chat/completions", json=asked).raise_for_status()
+    http.post("/v1/chat/completions", json=ASKED).raise_for_status()
     after = http.get("/v1/memstore/tiers").json()
     assert after["time"] > before["time"]
     assert after["tiers"]["host"]["hits"] > before["tiers"].get("host", {"hits": 0})["hits"]

@@ -17,11 +17,10 @@ import pytest
 
 from memstore import load_model
 from memstore.serve.settings import ServeSettings
-from support.diary import ANSWER, DIARY, LETTER, QUESTION
+from support.diary import ANSWER, ASKED, DIARY, LETTER
 from support.serving import Served, process, serving
 
 CHAT = "/v1/chat/completions"
-ASKED = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}
 ENDLESS = {**ASKED, "max_tokens": 4000, "stream": True}
 
 

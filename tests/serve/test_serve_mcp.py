@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import anyio
 import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
-from mcp.client.streamable_http import streamable_http_client
 
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.serve import mcp_server as tools
@@ -42,17 +39,6 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, reader: LandmarkModel) -> An
     directory = write_diary(tmp_path_factory.mktemp("keyed") / "m", reader)
     with serving(directory, model=reader, keys=KEYS, diary=False) as server:
         yield server
-
-
-@asynccontextmanager
-async def over_http(server: Served, key: str = "none", mode: str = "auto") -> AsyncIterator[Client]:
-    """The official client of a server."""
-    headers = {"Authorization": f"Bearer {key}"}
-    async with (
-        httpx2.AsyncClient(headers=headers, timeout=60, verify=False) as http,
-        Client(streamable_http_client(f"{server.url}/mcp", http_client=http), mode=mode) as client,
-    ):
-        yield client
 
 
 def environment() -> dict[str, str]:
@@ -86,7 +72,7 @@ async def use_every_tool(client: Client) -> None:
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_every_tool_is_called_over_http(keyed: Served, mode: str) -> None:
     async def work() -> None:
-        async with over_http(keyed, "writes-everything", mode) as client:
+        async with keyed.mcp("writes-everything", mode) as client:
             await use_every_tool(client)
 
     anyio.run(work)
@@ -109,13 +95,13 @@ def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) 
 
 def test_mcp_keeps_the_scopes_of_keys(keyed: Served) -> None:
     async def work() -> None:
-        async with over_http(keyed, "reads-everything-") as client:
+        async with keyed.mcp("reads-everything-") as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
             assert tools == {"ask", "search", "documents"}
             for call in (("forget", {"name": "diary"}), ("ingest", {"name": "x", "text": "y"})):
                 refused = await client.call_tool(*call)
                 assert refused.is_error and "Unknown tool" in refused.content[0].text
-        async with over_http(keyed, "writes-only-notes") as client:
+        async with keyed.mcp("writes-only-notes") as client:
             note = {"name": "note", "text": "The cat is called Tom."}
             assert not (await client.call_tool("ingest", note)).is_error
             listed = await client.call_tool("documents", {})
@@ -141,7 +127,7 @@ def test_mcp_keeps_the_scopes_of_keys(keyed: Served) -> None:
 
 def test_errors_say_what_is_wrong_without_a_path_of_the_server(keyed: Served) -> None:
     async def work() -> None:
-        async with over_http(keyed, "writes-everything") as client:
+        async with keyed.mcp("writes-everything") as client:
             for tool, given, named in (
                 ("ask", {"question": " "}, "question"),
                 ("ask", {"question": "?", "documents": ["gone"]}, "gone"),
@@ -173,7 +159,7 @@ def test_a_cancelled_ingest_ends_and_can_be_resumed(
     seen: list[float] = []
 
     async def work() -> None:
-        async with over_http(keyed, "writes-everything") as client:
+        async with keyed.mcp("writes-everything") as client:
             with anyio.CancelScope() as scope:
 
                 async def progress(done: float, total: float | None, message: str | None) -> None:

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("obstore")
 
 from memstore import load_model
-from memstore.errors import StoreUnavailable
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
@@ -50,28 +49,17 @@ def test_a_published_memory_is_asked_and_not_written(path: Path, model: Landmark
         assert len(store.documents()) == 2
 
 
-class Away(WildPlace):
-    """A place that cannot be reached for a time."""
-
-    gone = False
-
-    def get_range(self, name: str, offset: int, length: int) -> memoryview:
-        if self.gone:
-            raise StoreUnavailable(f"{self.url}: connection refused; try again")
-        return super().get_range(name, offset, length)
-
-
 def test_an_unreachable_store_answers_503_and_is_tried_again(
     path: Path, model: LandmarkModel
 ) -> None:
-    place = Away(open_object_store(f"file://{path}/there"), Wild(0, 0.0))
+    place = WildPlace(open_object_store(f"file://{path}/there"), Wild(0, 0.0))
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
-        place.gone = True
+        place.unreachable = True
         with pytest.raises(openai.InternalServerError) as refused:
             server.chat(QUESTION)
         assert refused.value.status_code == 503 and refused.value.code == "storage_unavailable"
         assert refused.value.response.headers["retry-after"] == "5"
         assert str(path) not in refused.value.message
-        place.gone = False
+        place.unreachable = False
         said = server.chat(QUESTION)
         assert said.choices[0].message.content == ANSWER

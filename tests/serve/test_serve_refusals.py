@@ -3,10 +3,7 @@
 from collections.abc import Iterator
 
 import anyio
-import httpx2
 import pytest
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 
 from memstore.model.answer import NOT_SURE
 from memstore.model.passages.selector import Gate
@@ -71,10 +68,7 @@ def test_conversation_goes_on_after_a_refusal(gated: Served) -> None:
 
 def test_mcp_refuses_and_lists_the_closest_passages(gated: Served) -> None:
     async def ask() -> None:
-        async with (
-            httpx2.AsyncClient(timeout=60, verify=False) as http,
-            Client(streamable_http_client(f"{gated.url}/mcp", http_client=http)) as client,
-        ):
+        async with gated.mcp() as client:
             answer = (await client.call_tool("ask", {"question": ABSENT})).structured_content
             assert answer["answer"].startswith(NOT_SURE) and not answer["answered"]
             assert answer["sources"]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from memstore.share.manifest import read_newest
-from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
@@ -84,11 +83,7 @@ def by_name(store: MemoryStore, seed: int) -> tuple[list[tuple[str, int]], torch
 
 def lists_of(url: str) -> list[str]:
     """The objects of lists that the newest manifest names."""
-    return [place.name for place in read_newest(objects_of(url)).lists]
-
-
-def objects_of(url: str) -> ObjectStore:
-    return open_object_store(url)
+    return [place.name for place in read_newest(open_object_store(url)).lists]
 
 
 def test_it_finds_what_its_directory_finds(memory: MemoryStore, url: str, tmp_path: Path) -> None:
@@ -110,7 +105,7 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
         add(memory, "1", 1, EACH + 9, mode="replace")
         add(memory, "new", 5, 20)
         publish_memory(memory, url, replace=True)
-        unpublish(objects_of(url), ["2"])
+        unpublish(open_object_store(url), ["2"])
         reader._catalog.database.refresh()
         new = opened.enter_context(open_(url))
         for store in (reader, new):
@@ -131,7 +126,7 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
 
 
 def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url: str) -> None:
-    objects = objects_of(url)
+    objects = open_object_store(url)
     lists = lists_of(url)
     assert len(lists) > 2 and {found.name for found in objects.names("lists")} == {*lists}
     reader = open_(url)
@@ -187,10 +182,10 @@ def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Pat
     assert not lists_of(url)
     here = by_name(memory, 0)
     publish_memory(memory, url)
-    newest = read_newest(objects_of(url))
+    newest = read_newest(open_object_store(url))
     assert newest.lists
     publish_memory(memory, url)
-    assert read_newest(objects_of(url)) == newest
+    assert read_newest(open_object_store(url)) == newest
     with open_(url) as there:
         found = by_name(there, 0)
         assert here is not None and found is not None and found[0] == here[0]

@@ -82,35 +82,24 @@ def test_no_fault_gives_a_wrong_block(texts: ObjectStore, tmp_path: Path, rate: 
 # The store is unavailable
 
 
-class Away(WildPlace):
-    """A place that can be unavailable."""
-
-    away = False
-
-    def get_range(self, name, offset, length):
-        if self.away:
-            raise StoreUnavailable(f"{self.url}: connection refused; try again")
-        return super().get_range(name, offset, length)
-
-
 def test_cached_blocks_answer_while_the_store_is_unavailable(
     texts: ObjectStore, tmp_path: Path
 ) -> None:
-    away = Away(texts, Wild(0, 0.0))
+    away = WildPlace(texts, Wild(0, 0.0))
     local = LocalCache(tmp_path / "cache", 1 << 20)
     with open_at(away, local=local) as store:
         known = units_of(store, "first")[:20]
         holds_what_was_written(store, known)
-        away.away = True
+        away.unreachable = True
         holds_what_was_written(store, known)
         units = units_of(store, "second")[:4]
         with pytest.raises(BlocksUnavailable, match="cached blocks can still be read") as caught:
             store.lease([*known[:2], *units])
         assert caught.value.units == {*units}
-        away.away = False
+        away.unreachable = False
         holds_what_was_written(store, units_of(store, "second")[:4])
     with open_at(away, local=local) as store:  # another process
-        away.away = True
+        away.unreachable = True
         holds_what_was_written(store, known)
 
 

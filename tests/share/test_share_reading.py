@@ -10,21 +10,13 @@ pytest.importorskip("obstore")
 
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.source_text import Text
-from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
-from support.published import Wild, WildPlace, open_at
-from support.publishing import send
+from support.published import Wild, WildPlace, open_at, publish_all
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.tiny_model import text, tiny_model
 
 PHRASE = "the river lantern captain"
-
-
-def published(store: MemoryStore, url: str, **options: Any) -> ObjectStore:
-    place = open_object_store(url, make=True)
-    send(store, place, **options)
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +31,7 @@ def path(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path
     with MemoryStore.create(path / "m", model.signature) as store:
         for name in ("river", "garden", "night"):
             model.ingest(Text(text(120, len(name)), name), store)
-        published(store, f"file://{path}/there", segment_bytes=64 << 10)
+        publish_all(store, f"file://{path}/there", 64 << 10)
     return path
 
 
@@ -110,7 +102,7 @@ def test_a_passage_model_answers_the_same(tmp_path: Path) -> None:
         for seed, name in enumerate(("kettle", "ladder")):
             reader.ingest(text(120, seed), directory, name=name)
         expected = told(reader, directory)
-        place = published(directory, f"file://{tmp_path}/there", segment_bytes=256 << 10)
+        place = publish_all(directory, f"file://{tmp_path}/there", 256 << 10)
     with MemoryStore.open(place.url, reader.signature, local_cache=tmp_path / "c") as store:
         same(told(reader, store), expected)
     counting = WildPlace(place, Wild(0, 0.0))

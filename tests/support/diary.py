@@ -19,6 +19,7 @@ The miller asks after you every Sunday, and his wife has sent a jar of the plum 
 Straße, naïve, 東京 and 🙂 are written here so that letters beyond the first hundred are read too.
 """
 QUESTION, ANSWER = "What is the combination of the lime barn?", "4467"
+ASKED = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}  # over HTTP
 
 
 def write_diary(path: Path, reader: ModelAPI) -> Path:

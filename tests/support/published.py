@@ -33,10 +33,10 @@ def write(path: Path, **options: Any) -> MemoryStore:
     return store
 
 
-def publish_all(store: MemoryStore, url: str) -> ObjectStore:
-    """All of a memory at a URL, in segments so small that a document lies in several."""
+def publish_all(store: MemoryStore, url: str, segment_bytes: int = 16 << 10) -> ObjectStore:
+    """Publish all of a memory at a URL; a document is in several of so small segments."""
     place = open_object_store(url, make=True)
-    send(store, place, segment_bytes=16 << 10)
+    send(store, place, segment_bytes=segment_bytes)
     return place
 
 
@@ -112,12 +112,15 @@ class WildPlace:
         self.place, self.wild = place, wild
         self.url, self.identity = place.url, place.identity
         self.requests = 0
+        self.unreachable = False  # until it is set back
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.place, name)  # all but reads
 
     def get_range(self, name: str, offset: int, length: int) -> memoryview:
         self.requests += 1
+        if self.unreachable:
+            raise StoreUnavailable(f"{self.url}: connection refused; try again")
         for _ in range(4):  # obstore repeats a request that fails
             kind = self.wild.fault(self.KINDS)
             if kind not in ("unreachable", "5xx"):

@@ -7,8 +7,8 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,19 @@ class Served:
         messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
         chat = self.openai(key).chat.completions
         return chat.create(model="memstore", messages=messages, **more)
+
+    @asynccontextmanager
+    async def mcp(self, key: str = "none", mode: str = "auto") -> AsyncIterator[Any]:
+        """The official MCP client of it."""
+        from mcp import Client
+        from mcp.client.streamable_http import streamable_http_client
+
+        headers, url = {"Authorization": f"Bearer {key}"}, f"{self.url}/mcp"
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=60, verify=False) as http,
+            Client(streamable_http_client(url, http_client=http), mode=mode) as client,
+        ):
+            yield client
 
     @contextmanager
     def busy(self) -> Iterator[None]:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstore.disk.format.signature import Signature
 from memstore.model.landmark.memory_attention import MemoryAttention
 from memstore.model.landmark.open_chunk import SessionBlocks
 from memstore.model.landmark.transformer import ModelConfig, Transformer
@@ -18,7 +17,7 @@ from memstore.training.objectives import (
     read_memory,
 )
 from memstore.training.train import orthogonalise
-from support.tiny_model import attending
+from support.tiny_model import attending, signature
 
 SIZE, TOP_K = 4, 3
 
@@ -86,18 +85,7 @@ def session(built: Transformer, store: MemoryStore, blocks: SessionBlocks) -> Me
 
 
 def store_for(config: ModelConfig) -> MemoryStore:
-    signature = Signature(
-        weights="none",
-        tokenizer="none",
-        architecture={},
-        kv_dtype="float64",
-        num_layers=config.num_layers,
-        memory_layers=tuple(config.memory_layers or ()),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=SIZE,
-    )
-    return MemoryStore.in_memory(signature, host_budget=1 << 24)
+    return MemoryStore.in_memory(signature(config), host_budget=1 << 24)
 
 
 @pytest.mark.parametrize("cmt", [True, False])
