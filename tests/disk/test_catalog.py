@@ -1,7 +1,6 @@
 """The tables beside the blocks: signature, documents and their states, tokens, landmark keys."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables import catalog as catalog_module
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import InvalidConfig, MemoryExists, MemoryNotFound, NewerFormat, OlderFormat
+from memstore.errors import InvalidConfig, MemoryNotFound, NewerFormat, OlderFormat
 
 SIGNATURE = Signature(
     weights="a1" * 32,
@@ -51,14 +50,6 @@ def catalog(path: Path) -> Iterator[Catalog]:
 
 
 # The memory itself
-
-
-def test_a_memory_remembers_its_model_and_codec(path):
-    Catalog.create(path, SIGNATURE, codec="raw").close()
-    with closing(Catalog.open(path, read_only=True)) as catalog:
-        assert (catalog.signature, catalog.codec) == (SIGNATURE, "raw")
-    with pytest.raises(MemoryExists):
-        Catalog.create(path, SIGNATURE)
 
 
 def test_an_unknown_codec_makes_no_memory(path):

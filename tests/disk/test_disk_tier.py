@@ -15,7 +15,7 @@ from memstore.disk.format.codec import CODECS
 from memstore.disk.lmdb.transaction import Transaction, record_key
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptBlock, DocumentNotFound
+from memstore.errors import CorruptBlock
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slots import LowestTier
@@ -72,15 +72,6 @@ def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, cod
         untouched = sorted(set(range(len(every) + 3)) - set(slots))
         assert bool((k[untouched] == 9).all()) and bool((v[untouched] == 9).all())
     catalog.close()
-
-
-def test_a_forgotten_or_unknown_document_is_not_found(memory):
-    catalog, disk = memory
-    slab = new_slab(2)
-    catalog.database.write(lambda txn: catalog.delete_document(txn, 1))
-    for document in (1, 77, -1, -5):
-        with pytest.raises(DocumentNotFound, match=f"document {document} "):
-            disk.read_from([BlockKey(2, 0, 0, 0), BlockKey(document, 0, 0, 0)], slab, [(0,), (1,)])
 
 
 def test_a_missing_record_of_a_document_is_damage(memory):

@@ -168,8 +168,6 @@ def test_what_cannot_be_indexed_is_refused_by_name(
         pytest.raises(ReadOnlyMemory),
     ):
         model.build_index(store)
-    with pytest.raises(InvalidInput, match="auto, packed"):
-        MemoryStore.open(memory, model.signature, index="hnsw")
 
 
 def test_update_asks_for_an_engine_where_one_would_pay(

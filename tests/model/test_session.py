@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memstore.errors import BudgetExceeded, InvalidInput, MemstoreError
+from memstore.errors import InvalidInput, MemstoreError
 from memstore.model.landmark.landmark_model import load_model
 from memstore.model.session import draw
 from memstore.model.source_text import IngestProgress
@@ -210,13 +210,6 @@ def test_a_question_longer_than_a_chunk_and_than_the_host_budget_is_read(tmp_pat
         answer = model.ask(question, store, max_new_tokens=3, until_sentence=False)
         assert len(answer.tokens) == 3
         assert store.stats()["tiers"]["host"]["held"] <= unit * 300
-
-
-def test_a_budget_below_one_row_is_refused_when_the_session_opens(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
-    store = MemoryStore.create(tmp_path / "m", model.signature, host_budget=2 * 8 * 8 * 2 * 5)
-    with store, pytest.raises(BudgetExceeded):
-        model.session(store, [])
 
 
 def test_sampling_is_repeatable_and_landmarks_are_never_generated(tmp_path: Path) -> None:

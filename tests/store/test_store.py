@@ -71,6 +71,9 @@ def test_open_refuses_missing_and_foreign_memories(path: Path, tmp_path: Path) -
     assert not (tmp_path / "other").exists()
     with pytest.raises(InvalidInput, match="auto, packed"):
         MemoryStore.open(path, index="hnsw")
+    with pytest.raises(InvalidInput, match="auto, packed"):
+        MemoryStore.create(tmp_path / "other", SIGNATURE, index="hnsw")
+    assert not (tmp_path / "other").exists()
     with MemoryStore.open(path, SIGNATURE) as store, pytest.raises(InvalidInput, match="new or"):
         store.write_document("book", source_hash="", settings=SETTINGS, mode="append")
 

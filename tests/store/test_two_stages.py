@@ -18,13 +18,16 @@ from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
 from memstore.store.retrieve.first_stage import Shortlist
-from support.many_passages import PROPOSED, add, create, everything, question, small_lists
+from support.many_passages import PROPOSED, add, create, everything, question, search_by_lists
 
 DOCUMENTS, EACH = 4, 300
 
 pytest.importorskip("faiss")
-pytestmark = pytest.mark.usefixtures("small_lists")
-__all__ = ["small_lists"]
+
+
+@pytest.fixture(autouse=True)
+def _small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    search_by_lists(monkeypatch)
 
 
 @pytest.fixture(scope="module")

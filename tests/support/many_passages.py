@@ -94,8 +94,3 @@ def search_by_lists(patch: pytest.MonkeyPatch) -> None:
     """Search in two stages whatever the size."""
     patch.setattr(first_stage, "PAYING", 1)
     patch.setattr(first_stage, "PROPOSED", (PROPOSED, PROPOSED))
-
-
-@pytest.fixture
-def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    search_by_lists(monkeypatch)

@@ -9,7 +9,7 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, InvalidInput
+from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
@@ -173,6 +173,3 @@ def test_unknown_choices_are_refused_in_one_line_and_nothing_is_made(
         if make == MemoryStore.create:
             assert not (tmp_path / "m").exists()
             MemoryStore.create(tmp_path / "m", SIGNATURE).close()
-    with pytest.raises(InvalidInput, match="hnsw"):
-        MemoryStore.create(tmp_path / "other", SIGNATURE, index="hnsw")
-    assert not (tmp_path / "other").exists()

@@ -243,13 +243,6 @@ def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSou
 # A tier over a tier
 
 
-def make_pair(
-    below: CountingSource, device_units: int, host_units: int
-) -> tuple[SlabTier, SlabTier]:
-    host = host_tier(below, host_units)
-    return device_tier(host, device_units), host
-
-
 def test_host_slot_is_leased_until_its_copy_is_done(
     below: CountingSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +257,8 @@ def test_host_slot_is_leased_until_its_copy_is_done(
             load_units(*self._arguments)
 
     monkeypatch.setattr("memstore.tiers.slab.load_units", Late)
-    device, host = make_pair(below, 8, 3)
+    host = host_tier(below, 3)
+    device = device_tier(host, 8)
     for first in range(0, 30, 5):
         check_lease(device, [unit(n) for n in range(first, first + 8)])
     check_slots(device), check_slots(host)
