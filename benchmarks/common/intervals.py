@@ -47,7 +47,7 @@ def _students_t(degrees: int) -> float:
 
 
 def clustered_interval(
-    values: Sequence[float], clusters: Sequence[Hashable]
+    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable]
 ) -> tuple[float, float, float]:
     """Mean and its 95% interval, of values that are independent only between clusters (the
     linearised ratio estimator, Cochran 1977, with Student's t).
@@ -66,12 +66,8 @@ def clustered_interval(
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Mean and its 95% interval by Student's t."""
-    x = np.asarray(values, dtype=np.float64)
-    if len(x) < 2:
-        return float(x.mean()), -math.inf, math.inf
-    half = _students_t(len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
-    return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
+    """Mean and its 95% interval by Student's t, of independent values."""
+    return clustered_interval(values, range(len(values)))
 
 
 def perplexity_ratio(losses: np.ndarray, against: np.ndarray | float) -> tuple[float, float, float]:

@@ -4,8 +4,6 @@ ingest takes.
 
 import argparse
 import os
-import resource
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,24 +42,13 @@ def workplace(options: argparse.Namespace) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def status_bytes(field: str, process: int | str = "self") -> int:
-    """A field of /proc/PROCESS/status in bytes: VmHWM (peak), VmRSS, RssAnon (its own), RssFile (of
-    mapped files). Raises OSError or KeyError where the system does not report it.
+def status_bytes(field: str) -> int:
+    """Resident bytes of this process by a field of /proc/self/status (Linux): VmHWM (the peak),
+    RssAnon (its own), RssFile (of mapped files).
     """
-    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     fields = dict(line.split(":", 1) for line in status.splitlines())
     return 1024 * int(fields[field].split()[0])
-
-
-def peak_bytes() -> int:
-    """Peak resident bytes of this process; by getrusage where /proc is missing, although Linux
-    passes that number on from the parent process.
-    """
-    try:
-        return status_bytes("VmHWM")
-    except (OSError, KeyError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def weigh_ingest(
@@ -71,9 +58,10 @@ def weigh_ingest(
     short text takes. settings: of ModelAPI.ingest.
     """
     model.ingest("A first short text, so that all is loaded. " * 200, store, name="first")
-    before = peak_bytes()
+    before = status_bytes("VmHWM")
     document = model.ingest(text, store, **settings)
-    return {"tokens": document.tokens, "peak": peak_bytes(), "above": peak_bytes() - before}
+    peak = status_bytes("VmHWM")
+    return {"tokens": document.tokens, "peak": peak, "above": peak - before}
 
 
 def peaks_table(found: Sequence[dict[str, int]]) -> str:

@@ -21,6 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.common.tables import table
+
 if TYPE_CHECKING:
     import torch
 
@@ -231,7 +233,7 @@ def _heading(content: dict[str, Any]) -> str:
 
 
 def _table(parts: dict[str, Any]) -> str:
-    rows = [_HEAD, ["---"] * len(_HEAD)]
+    rows: list[list[str]] = []
     for name, part in parts.items():
         if "error" in part:
             rows.append([name, *[""] * 6, f"**failed**: {part['error']}"])
@@ -242,7 +244,7 @@ def _table(parts: dict[str, Any]) -> str:
                 rows.append([name, case, *[""] * 5, f"**failed**: {found['error']}"])
             elif "seconds" not in found:
                 rows.append([name, case, *[""] * 5, "not run yet"])
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+    return table(_HEAD, [[cell.replace("|", "/") for cell in row] for row in rows])
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -208,18 +208,11 @@ def parser(doc: str | None, seeds: Sequence[int] = (0,)) -> argparse.ArgumentPar
     """A parser with the options of these tables: which runs, and texts to train and to measure."""
     options = plain_parser(doc)
     options.add_argument("--runs", type=Path, required=True, help="models are kept here")
-    options.add_argument(
-        "--books", nargs="+", type=Path, default=[], metavar="TEXT", help="to train on"
-    )
-    options.add_argument(
-        "--math", nargs="+", type=Path, default=[], metavar="TEXT", help="to train on"
-    )
-    options.add_argument(
-        "--test", nargs="+", type=Path, default=[], metavar="TEXT", help="books to read"
-    )
-    options.add_argument(
-        "--test-math", nargs="+", type=Path, default=[], metavar="TEXT", help="to read"
-    )
+    texts: dict[str, Any] = {"type": Path, "metavar": "TEXT"}
+    add(options, "--books", [], "to train on", **texts)
+    add(options, "--math", [], "to train on", **texts)
+    add(options, "--test", [], "books to measure with", **texts)
+    add(options, "--test-math", [], "mathematics to measure with", **texts)
     add(options, "--texts", 24, "that are read for every number")
     add(options, "--preset", "test", "shape of the models", choices=list(PRESETS))
     add(options, "--steps", STEPS, "of training, for every model")

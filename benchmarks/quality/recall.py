@@ -62,7 +62,7 @@ def read_options() -> argparse.Namespace:
 
 
 def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Runs in a process of its own, which has read none of the text that is asked about."""
+    """Ask all questions, in a fresh process that has ingested none of the text."""
     model = load(options)
     # the first kind last: it opens the memory read-only
     order = [*options.index[1:], options.index[0]]

@@ -3,13 +3,15 @@ questions, and the options that benchmarks of one share.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.common.options import add, plain_parser
-from benchmarks.real.plan import Question
+from benchmarks.real.plan import Plan, Question
+from memstore import MemoryStore
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.lookup_settings import CAUTION
@@ -44,6 +46,27 @@ def parser(doc: str | None, dtype: str = "float32") -> argparse.ArgumentParser:
     options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
     add(options, "--dtype", dtype, "of the weights", choices=DTYPES)
     return options
+
+
+def memory_of(
+    reader: HuggingFacePassageModel,
+    path: Path,
+    plan: Plan,
+    questions: Sequence[Question],
+    codec: str = "zstd",
+) -> MemoryStore:
+    """The memory of all documents that are asked about; those missing in it are ingested now.
+    codec: of a new memory.
+    """
+    if path.exists():
+        store = MemoryStore.open(path, reader.signature)
+    else:
+        store = MemoryStore.create(path, reader.signature, selector=reader.keeps, codec=codec)
+    known = {document.name for document in store.ready()}
+    for name in dict.fromkeys(name for one in questions for name in one.documents):
+        if name not in known:
+            reader.ingest(plan.documents[name], store, name=name, keep="kv")
+    return store
 
 
 def answer(

@@ -43,8 +43,8 @@ from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import tokens_number
 from benchmarks.real.baselines import Chooser, chooser
-from benchmarks.real.passage_model import MOST, answer, parser, passage_model
-from benchmarks.real.plan import Block, Blocks, Plan, Question
+from benchmarks.real.passage_model import MOST, answer, memory_of, parser, passage_model
+from benchmarks.real.plan import Block, Blocks, Question
 from benchmarks.real.planted import CORPORA, TASKS, TUNED, load
 from benchmarks.real.recall_tables import Row, Tuned, answers, counts, differences, tune, worths
 from benchmarks.real.text_reader import TextReader
@@ -52,7 +52,6 @@ from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.lookup_settings import CAUTION
 from memstore.model.passages.passage_encoding import passages_of
-from memstore.model.source_text import Text
 from memstore.training.corpus import read_documents
 
 BASELINES = ("bm25", "minilm", "rrf")
@@ -131,7 +130,7 @@ def main() -> None:
     reader = passage_model(options.model, options.dtype, options.caution)
     with workplace(options) as work:
         same = (reader.signature.digest.hex(), reader.keeps.digest, options.planted)
-        with opened(reader, work / f"memory-{_digest(*same)}", plan, questions) as store:
+        with memory_of(reader, work / f"memory-{_digest(*same)}", plan, questions) as store:
             asking = Asking(reader, store, plan.documents, work, tuned)
             file = work / f"rows-{_digest(*same, reader.lookup, reader.gate, tuned)}.jsonl"
             rows = ask_all(asking, questions, options.methods, file, options.seed)
@@ -146,21 +145,6 @@ def main() -> None:
             print(f"{name}: the best {one.k}, from {one.threshold} on, worth {one.worth:.3f}")
         options.tune.write_text(json.dumps({name: asdict(one) for name, one in found.items()}))
     write(options, {"answers": counts(rows)})
-
-
-def opened(
-    reader: HuggingFacePassageModel, path: Path, plan: Plan, questions: Sequence[Question]
-) -> MemoryStore:
-    """The memory of all that is asked about, with what an earlier run left out ingested now."""
-    if path.exists():
-        store = MemoryStore.open(path, reader.signature)
-    else:
-        store = MemoryStore.create(path, reader.signature, selector=reader.keeps)
-    known = {document.name for document in store.ready()}
-    for name in dict.fromkeys(name for one in questions for name in one.documents):
-        if name not in known:
-            reader.ingest(Text(plan.documents[name], name), store, keep="kv")
-    return store
 
 
 def ask_all(

@@ -25,7 +25,7 @@ from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, with_interval
-from benchmarks.real.passage_model import answer, parser, passage_model
+from benchmarks.real.passage_model import answer, memory_of, parser, passage_model
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.planted import CORPORA, load
 from memstore import MemoryStore
@@ -87,7 +87,7 @@ def by_codec(
     reader = passage_model(options.model, options.dtype)
     rows = {}
     for codec in options.codecs or CODECS:
-        with opened(reader, folder / codec, plan, questions, codec) as store:
+        with memory_of(reader, folder / codec, plan, questions, codec) as store:
             documents = store.documents()
             figures[codec] = {
                 name: sum(getattr(one, name) for one in documents) for name in ("bytes", "tokens")
@@ -105,25 +105,9 @@ def by_weights(
     for name in ["float32 full", "bfloat16 full", *names]:
         dtype, weights = name.split()
         reader = passage_model(options.model, dtype, caution=0.0, weights=weights)
-        with opened(reader, folder / "memory", plan, questions, "raw") as store:
+        with memory_of(reader, folder / "memory", plan, questions, "raw") as store:
             rows[name] = [asked(reader, store, one) for one in questions]
     return rows
-
-
-def opened(
-    reader: HuggingFacePassageModel,
-    path: Path,
-    plan: Plan,
-    questions: Sequence[Question],
-    codec: str,
-) -> MemoryStore:
-    """The memory of all that is asked about, filled by the first model that opens it."""
-    if path.exists():
-        return MemoryStore.open(path, reader.signature)
-    store = MemoryStore.create(path, reader.signature, codec=codec, selector=reader.keeps)
-    for name in dict.fromkeys(name for one in questions for name in one.documents):
-        reader.ingest(plan.documents[name], store, name=name, keep="kv")
-    return store
 
 
 def asked(reader: HuggingFacePassageModel, store: MemoryStore, question: Question) -> Said:

@@ -13,11 +13,13 @@ of all documents, and the bytes of the records of passages that are new since th
 import argparse
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
@@ -34,37 +36,27 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import publish_memory
 
 
-class Requests:
-    """Requests of every object store of this process, and their bytes."""
+@contextmanager
+def counted_requests() -> Iterator[Counter[str]]:
+    """Counts "requests" to the object stores of this process, and the bytes "read" and "sent"."""
+    counts = Counter(requests=0, read=0, sent=0)
 
-    def __init__(self) -> None:
-        self.count = self.read = self.sent = 0
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(place: ObjectStore, *arguments: Any) -> Any:
+            result = call(place, *arguments)
+            counts["requests"] += 1
+            if name in ("get", "get_range"):
+                counts["read"] += len(result)
+            if name in ("create", "put"):
+                counts["sent"] += len(arguments[1])
+            return result
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Until the block ends."""
-        names = ("get", "get_range", "names", "create", "put", "_delete")
-        kept = {name: getattr(ObjectStore, name) for name in names}
+        return counted
 
-        def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-            def counted(place: ObjectStore, *arguments: Any) -> Any:
-                result = call(place, *arguments)
-                self.count += 1
-                if name in ("get", "get_range"):
-                    self.read += len(result)
-                if name in ("create", "put"):
-                    self.sent += len(arguments[1])
-                return result
-
-            return counted
-
-        for name, call in kept.items():
-            setattr(ObjectStore, name, counting(name, call))
-        try:
-            yield
-        finally:
-            for name, call in kept.items():
-                setattr(ObjectStore, name, call)
+    names = ("get", "get_range", "names", "create", "put", "_delete")
+    calls = {name: counting(name, getattr(ObjectStore, name)) for name in names}
+    with patch.multiple(ObjectStore, **calls):
+        yield counts
 
 
 def main() -> None:
@@ -142,8 +134,8 @@ class Steps:
 
     def _publish(self, name: str, keep: Keep = "kv") -> None:
         """Publish all of them, to a directory of those that are kept so."""
-        url, requests = f"file://{self._place}/{keep}", Requests()
-        with requests.counted():
+        url = f"file://{self._place}/{keep}"
+        with counted_requests() as counts:
             seconds, report = timed(
                 lambda: publish_memory(self._store, url, keep=keep, replace=True)
             )
@@ -152,14 +144,12 @@ class Steps:
             self._held = {row.digest: row.bytes for row in catalog.passages.all(txn)}
         self.rows[name] = {
             "seconds": seconds,
-            "requests": requests.count,
-            "sent": requests.sent,
-            "read": requests.read,
+            **counts,
             "documents": len(report.documents),
             "tokens": sum(document.tokens for document in self._store.documents()),
             "records": sum(self._held[digest] for digest in self._held.keys() - before.keys()),
         }
-        print(f"{name}: {seconds:.3g} s, {requests.sent:,} bytes", flush=True)
+        print(f"{name}: {seconds:.3g} s, {counts['sent']:,} bytes", flush=True)
 
 
 if __name__ == "__main__":

@@ -186,14 +186,14 @@ def attended(past: Past, layer: int, segments: list[tuple[Tensor, Tensor, Tensor
 
 
 @pytest.mark.parametrize("cache", [3, 8, 20])
-def test_transformer_xl_is_its_paper_with_rotary_positions(cache: int) -> None:
+def test_transformer_xl_equals_its_paper_with_rotary_positions(cache: int) -> None:
     model, ids = decoder("transformer-xl", cache=cache), tokens(2, 2 * SEGMENT + 3)
     found = read(model, ids)
     for row, text in zip(found, ids):
         torch.testing.assert_close(row, transformer_xl(model, text, SEGMENT, cache, rotary))
 
 
-def test_full_attention_is_one_long_segment_and_a_cache_that_loses_nothing() -> None:
+def test_full_attention_equals_one_long_segment_and_an_unlimited_cache() -> None:
     ids = tokens(2, 3 * SEGMENT + 2)
     full = read(decoder("full"), ids)
     whole = read(decoder("none", segment=1000), ids)
@@ -204,7 +204,7 @@ def test_full_attention_is_one_long_segment_and_a_cache_that_loses_nothing() -> 
 # Infini-attention
 
 
-def test_infini_attention_is_its_paper() -> None:
+def test_infini_attention_equals_its_paper() -> None:
     model, segments = decoder("infini"), projections(3, 4)
     past = model.begin()
     assert isinstance(past, InfiniPast)
@@ -259,7 +259,7 @@ def test_memorizing_attends_to_the_nearest_and_gates_each_head(top_k: int) -> No
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_a_text_read_in_pieces_gives_what_it_gives_at_once(name: str) -> None:
+def test_a_text_read_in_pieces_gives_the_same_states(name: str) -> None:
     model, ids = decoder(name), tokens(2, 3 * SEGMENT + 3)
     whole, past = read(model, ids), model.begin()
     with torch.no_grad():
@@ -268,9 +268,7 @@ def test_a_text_read_in_pieces_gives_what_it_gives_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_gradients_stay_out_of_caches_and_pass_through_what_is_learned_to_be_written(
-    name: str,
-) -> None:
+def test_gradients_reach_the_past_in_infini_and_full_attention_alone(name: str) -> None:
     """The loss of the second segment by the first one's states."""
     model = decoder(name)
     first, second = tokens(1, SEGMENT) % 10, tokens(1, SEGMENT, seed=2) % 10 + 20
@@ -292,7 +290,7 @@ def test_gradients_stay_out_of_caches_and_pass_through_what_is_learned_to_be_wri
         ("infini", 4.5, 3 * 2 * (6 * 6 + 6) * 8),
     ],
 )
-def test_what_is_attended_to_and_kept_is_counted(name: str, per_token: float, size: int) -> None:
+def test_attended_keys_and_state_bytes_are_counted(name: str, per_token: float, size: int) -> None:
     """Four segments of 8: inside one 4.5 tokens on the average, in a cache 8 of three segments in
     four; retrieved in one layer of three 5 tokens, from the second segment on.
     """

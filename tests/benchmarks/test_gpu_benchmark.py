@@ -56,12 +56,12 @@ def test_every_part_runs_on_a_cpu_and_a_killed_call_is_continued(tmp_path: Path)
             assert all(row.get("right", True) for row in found["rows"]), found
     table = (tmp_path / "gpu.md").read_text()
     assert table in said and "no number here is a GPU's" in table
-    assert table.count("\n| ") == 2 + sum(
+    assert table.count("\n| ") == 1 + sum(  # and the head
         len(found["rows"]) for part in content["parts"].values() for found in part["found"].values()
     )
 
 
-def test_what_pytest_says_last_is_a_row() -> None:
+def test_the_last_line_of_pytest_becomes_a_row() -> None:
     (row,) = correct.tested("version", ["--version"])
     assert row.right and row.note.startswith("pytest ")
 

@@ -22,9 +22,10 @@ pytest.importorskip("bm25s")
 from benchmarks import first_token
 from benchmarks.real import planted
 from benchmarks.real.baselines import Words
+from benchmarks.real.passage_model import memory_of
 from benchmarks.real.plan import Blocks, Plan, Question, Stated
 from benchmarks.real.planted import CORPORA, load
-from benchmarks.real.recall import Asking, ask_all, opened
+from benchmarks.real.recall import Asking, ask_all
 from benchmarks.real.recall_tables import (
     Row,
     Tuned,
@@ -139,7 +140,7 @@ def test_an_interrupted_run_continues_and_reads_what_the_memory_chose(
     methods, file = ["memory", "memory-text", "right", "bm25@1", "bm25"], tmp_path / "rows.jsonl"
     tuned = {"bm25": Tuned(2, 1e9, 0.0)}
     plan = Plan(DOCUMENTS, QUESTIONS)
-    with opened(reader, tmp_path / "memory", plan, QUESTIONS) as store:
+    with memory_of(reader, tmp_path / "memory", plan, QUESTIONS) as store:
         asking = Asking(reader, store, DOCUMENTS, tmp_path, tuned)
         first = ask_all(asking, QUESTIONS[:3], methods, file, 0)
         with file.open("a") as killed:
@@ -169,7 +170,7 @@ def test_an_interrupted_run_continues_and_reads_what_the_memory_chose(
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])
-def test_one_passage_gives_the_first_token_that_it_gives_as_text(
+def test_one_passage_gives_the_same_first_token_from_memory_and_as_text(
     device: str | None, tmp_path: Path
 ) -> None:
     options = argparse.Namespace(
