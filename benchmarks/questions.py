@@ -56,8 +56,11 @@ _ARTICLES = re.compile(r"\b(a|an|the|der|die|das|le|la|les|l|un|une)\b")
 
 @dataclass(frozen=True)
 class Asked:
-    """accepted: an answer is right if it holds all strings of one of these; none where nothing in
-    the memory answers. document: that does; group: the article, by which intervals are clustered.
+    """A question with its answers.
+
+    accepted: an answer is right if it holds all strings of one of these; empty where nothing in the
+    memory answers. document: the one that answers. group: the article; intervals are clustered by
+    it.
     """
 
     question: str

@@ -93,7 +93,7 @@ def test_a_tilde_is_the_home_directory(
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-def test_a_folder_is_read_beside_what_is_broken_in_it(tmp_path: Path) -> None:
+def test_broken_files_of_a_folder_do_not_stop_the_others(tmp_path: Path) -> None:
     folder = tmp_path / "papers"
     folder.mkdir()
     (folder / "a.txt").write_text("The gate of the mill is open on Sundays. " * 3)
@@ -162,7 +162,7 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
         (lambda memory: memstore.open(memory.store.path.parent), "is not empty"),
     ],
 )
-def test_what_cannot_be_meant_is_said(path: Path, ask: Any, said: str) -> None:
+def test_misuse_of_the_python_api_is_explained(path: Path, ask: Any, said: str) -> None:
     with (
         memstore.open(path, device="cpu") as memory,
         pytest.raises(memstore.MemstoreError, match=said),
@@ -170,7 +170,7 @@ def test_what_cannot_be_meant_is_said(path: Path, ask: Any, said: str) -> None:
         ask(memory)
 
 
-def test_a_published_directory_says_how_it_is_opened(path: Path, tmp_path: Path) -> None:
+def test_opening_a_published_directory_names_the_url_to_use(path: Path, tmp_path: Path) -> None:
     with memstore.open(path, device="cpu") as memory:
         memory.publish(f"file://{tmp_path}/published")
     with pytest.raises(InvalidInput, match=f"file://{tmp_path}/published"):
@@ -179,7 +179,7 @@ def test_a_published_directory_says_how_it_is_opened(path: Path, tmp_path: Path)
         assert memory.ask(BARN).text == "4467"
 
 
-def test_labels_choose_documents(path: Path) -> None:
+def test_labels_select_the_documents_to_ask(path: Path) -> None:
     with memstore.open(path, device="cpu") as memory:
         memory.add(text="The combination of the lime barn is 1111. " * 4, name="forged")
         assert [row.name for row in memory.documents({"year": 1921})] == ["diary"]
@@ -192,7 +192,7 @@ def test_labels_choose_documents(path: Path) -> None:
         memory.remove("forged")
 
 
-def test_questions_side_by_side_are_answered_as_one_by_one(path: Path) -> None:
+def test_ask_many_gives_the_same_answers_as_single_questions(path: Path) -> None:
     asked = [BARN, "What is the price of the brown mare? The price of the brown mare is", "Who?"]
     with memstore.open(path, device="cpu") as memory:
         alone = [memory.ask(question).text for question in asked]

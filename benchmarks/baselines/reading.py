@@ -36,7 +36,7 @@ class BaselineModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that the model computes on."""
         return self.transformer.norm.weight.device
 
     @cached_property
@@ -67,7 +67,7 @@ class Reading(Closing):
 
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> Tensor:
-        """Read tokens -> states [n, hidden_size], row i being the one that predicts what follows
+        """Read tokens; returns states [n, hidden_size], of which row i predicts the token after
         ids[i].
         """
         given = torch.tensor([list(ids)], dtype=torch.long, device=self.model.device)

@@ -1,5 +1,5 @@
-"""Training a decoder whose memory is no landmarks: a step computes the texts that landmarks read,
-drawn alike, one behind the other and without landmarks; and what a run trains.
+"""Training decoders with other memories than landmarks. A step draws the same texts as for
+landmarks, puts them one after the other, and leaves the landmarks out.
 """
 
 from collections.abc import Sequence

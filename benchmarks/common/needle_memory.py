@@ -104,9 +104,9 @@ def reply(
 ) -> Reply:
     """Ask in a fresh session.
 
-    generate: decode token by token. Otherwise the value is fed with the question and every row's
-    best token is compared: the same as greedy decoding where each row chooses its own blocks
-    (per_token_per_head), in one step.
+    generate: decode token by token. Otherwise the value is fed after the question, and every row's
+    best token is compared with it. In one step this equals greedy decoding where each row chooses
+    its own blocks (per_token_per_head).
     """
     tokenizer = model.tokenizer
     if question.before:

@@ -31,8 +31,8 @@ _SMALL, _LARGE = 1024, 2048  # tokens of the small fillers
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a memory that holds the documents `passages`, and the value (with the space
-    before it) that is right.
+    """A question to a memory that holds the documents `passages`. value: the right answer, with the
+    space before it.
     """
 
     task: str

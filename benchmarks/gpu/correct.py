@@ -1,6 +1,5 @@
-"""Does a device answer as the CPU does: copies of units, and both kinds of models from a memory?
-And do this repository's tests pass that run on a device: kernels against their references, in
-float64, and training?
+"""Does a device give the results of the CPU? Compares copies of units and the answers of both kinds
+of models, and runs the tests of this repository that use a device.
 """
 
 import subprocess

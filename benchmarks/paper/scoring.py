@@ -1,5 +1,5 @@
-"""Reading a text from its beginning in a session with one setting or another: the log probability
-of its tokens, and what that cost.
+"""Log probabilities of the tokens of a text that is read from its beginning, by settings of the
+session, and what reading it cost.
 """
 
 import time

@@ -128,7 +128,7 @@ def line(row: dict[str, Any]) -> list[str]:
 
 
 def host_hits(shape: Shape, options: argparse.Namespace) -> float:
-    """Microseconds a block of a lease that the host tier holds."""
+    """Microseconds for each block of a lease on units in the host tier."""
     blocks = max(BATCH, 2048 // shape.heads)
     with (
         MemoryStore.in_memory(shape.signature, host_budget=2 * blocks * shape.record) as store,

@@ -28,7 +28,7 @@ def test_questions_are_spread_over_the_chapters() -> None:
     assert choose_questions(names, 30) == book_questions()
 
 
-def test_a_new_process_answers_about_the_chapters_and_so_does_their_text(
+def test_a_new_process_answers_about_the_chapters_from_memory_and_from_text(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (name, text), *_ = chapters()

@@ -72,7 +72,7 @@ def test_rm_removes_nothing_if_a_name_is_unknown(store: Path, tmp_path: Path) ->
     intact(store)
 
 
-def test_files_that_are_no_exports_are_refused(store: Path, tmp_path: Path, story: Path) -> None:
+def test_files_that_are_not_exports_are_refused(store: Path, tmp_path: Path, story: Path) -> None:
     refused(run("import", story, "--store", tmp_path / "new"), "story")
     refused(run("import", tmp_path / "none", "--store", tmp_path / "new"), "none")
     assert not (tmp_path / "new").exists()

@@ -34,7 +34,7 @@ class Limited:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 class Mounted(Limited):

@@ -87,7 +87,7 @@ def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path
     intact(store, "story")
 
 
-def test_a_name_in_use_for_other_content_is_refused(
+def test_a_name_taken_by_another_content_is_refused(
     store: Path, tmp_path: Path, story: Path
 ) -> None:
     story.write_text(OTHER)

@@ -44,7 +44,7 @@ def programs(page: str) -> list[tuple[str, str]]:
     return re.findall(r"```python\n([^`]*)```\n\n```text\n([^`]*)```", page)
 
 
-def test_nothing_says_to_install_the_foreign_package_of_our_name() -> None:
+def test_no_page_says_to_install_the_unrelated_package_memstore() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("not a checkout")

@@ -77,7 +77,7 @@ def test_the_default_memory_is_in_the_working_directory(here: Path) -> None:
     assert run("rm", "story").out.startswith("story: removed, ")
 
 
-def test_the_environment_names_a_memory_and_the_option_wins(
+def test_the_store_option_wins_over_the_environment(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused(

@@ -63,7 +63,7 @@ def test_an_unknown_codec_makes_no_memory(path):
     "by, error, words",
     [(1, NewerFormat, "update memstore"), (-1, OlderFormat, "older version; read the documents")],
 )
-def test_another_format_is_refused_in_one_line(path, monkeypatch, by, error, words):
+def test_a_memory_of_another_format_is_refused_in_one_line(path, monkeypatch, by, error, words):
     with monkeypatch.context() as patch:
         patch.setattr(catalog_module, "FORMAT", catalog_module.FORMAT + by)
         Catalog.create(path, SIGNATURE).close()

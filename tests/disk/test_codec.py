@@ -113,7 +113,7 @@ def read_back(dtype: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @every_dtype
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.5, 0.4])
-def test_the_largest_values_stay_finite_and_near(dtype, share):
+def test_the_largest_values_stay_finite_and_close(dtype, share):
     most = torch.finfo(torch_dtype(dtype)).max
     signs = torch.sign(normal((2, 33, 34), dtype, 3))
     k, v = (normal((2, 33, 34), dtype, seed).clamp(-3, 3) / 3 * (most * share) for seed in (1, 2))
@@ -143,7 +143,7 @@ def test_a_head_that_is_not_finite_is_stored_bit_for_bit(dtype, value):
 
 @every_codec
 @every_dtype
-def test_a_payload_of_another_size_does_not_decode(codec, dtype):
+def test_a_payload_of_the_wrong_size_is_refused(codec, dtype):
     units = np.stack([raw_view(normal((1, 16, 16), dtype, seed)) for seed in (1, 2)], 1)
     payload = bytes(get_codec(codec).encode(units, dtype)[0])
     for wrong, rows in ((payload[:-1], 16), (payload[1:], 16), (payload, 15), (payload, 17)):

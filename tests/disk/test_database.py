@@ -139,7 +139,7 @@ def test_a_reader_keeps_its_snapshot_while_another_thread_writes(database):
     assert get(database, b"a") == b"second"
 
 
-def test_writing_inside_ones_own_transaction_is_a_mistake(database):
+def test_nested_writes_in_one_thread_are_refused(database):
     with database.read(), pytest.raises(RuntimeError, match="same thread"):
         database.write(nothing)
     with pytest.raises(RuntimeError, match="same thread"):
@@ -205,7 +205,7 @@ def test_a_memory_opens_where_the_address_space_is_small(path, monkeypatch):
 # The writer lock
 
 
-def test_a_second_writer_is_refused_with_the_holders_process(path, database):
+def test_a_second_writer_is_refused_with_the_process_id_of_the_first(path, database):
     with other_process(HOLD_WRITER, path) as process:
         assert hear(process) == "holding"
         with pytest.raises(MemoryLocked, match=f"process {process.pid}"):
@@ -272,7 +272,7 @@ def test_a_forked_child_is_refused_and_does_not_disturb_its_parent(database, tmp
     assert get(database, b"b") == b"2"
 
 
-def test_a_child_that_leaves_its_parents_transaction_does_not_end_it(path, database):
+def test_a_forked_child_does_not_end_its_parents_transaction(path, database):
     code = """
         with Database.open(sys.argv[1]) as database:
             with database.writer(), database.read() as txn:
@@ -310,7 +310,7 @@ def test_a_killed_readers_snapshot_is_cleared_at_the_next_opening(path, database
 # Damaged files
 
 
-def test_a_file_that_is_no_database_is_refused(path, database):
+def test_a_file_that_is_not_a_database_is_refused(path, database):
     database.close()
     (path / "data.mdb").write_bytes(b"once upon a time " * 5000)
     with pytest.raises(CorruptMemory, match="not a memory's data file"):

@@ -111,7 +111,7 @@ def test_threads_share_a_batch(memory, monkeypatch):
 
 
 @pytest.mark.parametrize("started", [0, 1])
-def test_batch_is_read_where_the_system_gives_no_more_threads(memory, monkeypatch, started):
+def test_a_batch_is_read_without_threads_when_none_can_be_started(memory, monkeypatch, started):
     _, disk = memory
     monkeypatch.setattr(reading, "_SHARE_BYTES", 1)
     monkeypatch.setattr(reading, "_LARGE", 1)

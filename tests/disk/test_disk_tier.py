@@ -108,7 +108,7 @@ def test_a_memory_may_hold_records_of_several_codecs(memory):
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(2, 0, 1)[1][1])
 
 
-def test_a_record_is_read_only_where_the_document_tells_of_its_write(memory):
+def test_a_record_of_another_write_is_refused(memory):
     catalog, disk = memory
     slab = new_slab(2)
     units = [BlockKey(1, 0, 3, 0), BlockKey(1, 0, 4, 0)]

@@ -52,7 +52,7 @@ def test_runs_read_back_cut_and_joined(kind, sizes, at) -> None:
 
 
 @pytest.mark.parametrize("kind", ["landmark", "token", "words"])
-def test_what_is_no_run_of_the_memory_is_refused(kind) -> None:
+def test_a_run_that_does_not_fit_the_memory_is_refused(kind) -> None:
     table, part = table_of(kind)
     value = table.encode(run_of(kind, [3, 5]))
     more = value[:25] + bytes([4]) + value[26:]

@@ -61,7 +61,7 @@ def test_the_pages_of_a_pdf_are_counted_and_empty_ones_too() -> None:
     assert places.at(third, last + 1) == "pages 3-4"
 
 
-def test_a_file_is_known_by_what_is_in_it() -> None:
+def test_the_kind_of_a_file_is_detected_from_its_content() -> None:
     for data, name, kind in (
         (made.pdf([["Hello."]]), "notes.txt", "pdf"),
         (made.docx(BOOK), "notes", "docx"),
@@ -83,7 +83,7 @@ def test_plain_text_is_left_as_it_is() -> None:
 # HTML
 
 
-def test_html_is_read_as_it_is_seen() -> None:
+def test_html_is_converted_as_a_browser_shows_it() -> None:
     page = """<!doctype html><html><head><title>Head</title><style>p {}</style></head><body>
     <h1>One <b>two</b><br>three</h1><script>no()</script><p>Para  one<br>line&nbsp;two</p>
     <ul><li>a<li><p>b</p><ol start=3><li>c<li>d</ol></ul><template>no</template>
@@ -107,7 +107,7 @@ def test_html_is_read_as_it_is_seen() -> None:
         ("", "utf-16"),
     ],
 )
-def test_html_is_decoded_as_it_says(head: str, encoding: str) -> None:
+def test_html_is_decoded_by_its_declared_charset(head: str, encoding: str) -> None:
     words = {"windows-1251": "мельница", "shift_jis": "水車小屋", "latin-1": "Mühle"}
     word = words.get(encoding, "Mühle мельница 水車")
     page = f"{head}<html><body><p>{word}</p></body></html>"
@@ -117,7 +117,7 @@ def test_html_is_decoded_as_it_says(head: str, encoding: str) -> None:
 # DOCX
 
 
-def test_docx_has_lists_tables_notes_and_what_stands_in_controls_and_insertions() -> None:
+def test_docx_lists_tables_notes_controls_and_insertions_are_read() -> None:
     run = "<w:r><w:t>{}</w:t></w:r>".format
     cell = "<w:tc><w:p>{}</w:p></w:tc>".format
     body = (
@@ -146,7 +146,7 @@ def test_docx_has_lists_tables_notes_and_what_stands_in_controls_and_insertions(
 # EPUB
 
 
-def test_chapters_without_headings_have_their_title_of_the_table_of_contents() -> None:
+def test_chapters_without_headings_take_their_titles_from_the_table_of_contents() -> None:
     chapter = '<html xmlns="http://www.w3.org/1999/xhtml"><body><p>{}</p></body></html>'.format
     words = ["It began at the mill.", "It went on at the inn.", "It ended."]
     document = converted(made.epub_of(list(map(chapter, words)), ["The Mill", "The Inn"]), "a.epub")
@@ -160,7 +160,7 @@ def test_chapters_without_headings_have_their_title_of_the_table_of_contents() -
 # Markdown
 
 
-def test_code_and_what_describes_the_text_are_no_headings() -> None:
+def test_code_and_front_matter_are_not_headings() -> None:
     text = (
         "---\ntitle: Notes\n---\n# One *two* `x` [link](y) &amp;\r\n\r\n```\n# no\n```\n\n"
         "    # no\n\nSet\ntwo\n===\nmore\n> ## Quoted\n\n#no\n"
@@ -367,7 +367,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=120)
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 9), NAMES), max_size=20))
-def test_places_are_stored_as_they_are(given_: list[tuple[int, int, str]]) -> None:
+def test_places_are_stored_unchanged(given_: list[tuple[int, int, str]]) -> None:
     places = [Place(*place) for place in sorted(given_)]
     assert unpack_places(pack_places(places)) == places
 
@@ -403,7 +403,7 @@ def numbered(shape: list[tuple[int, list[str], list[int]]]) -> tuple[list[Sectio
 @pytest.mark.parametrize("name", MAKERS)
 @settings(max_examples=20)
 @given(shape=SECTIONS)
-def test_every_word_stands_under_the_headings_that_it_stood_under(
+def test_every_word_keeps_its_headings(
     name: str, shape: list[tuple[int, list[str], list[int]]]
 ) -> None:
     sections, where = numbered(shape)
@@ -419,7 +419,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> object:
     return tiny_model(tmp_path_factory.mktemp("model") / "model")
 
 
-def test_every_character_has_its_place_after_tokenisation_in_every_later_process(
+def test_every_character_keeps_its_place_after_tokenisation_and_reopening(
     model, tmp_path: Path
 ) -> None:
     sections, where = numbered([(level, [WORDS[level]], [level, 9]) for level in (1, 2, 3, 2, 1)])
@@ -458,9 +458,7 @@ def test_every_character_has_its_place_after_tokenisation_in_every_later_process
 # In a memory
 
 
-def test_sources_of_ask_and_search_name_the_place_until_the_text_is_replaced(
-    model, tmp_path: Path
-) -> None:
+def test_sources_of_ask_and_search_name_their_place(model, tmp_path: Path) -> None:
     pages = [["The mill is red."] * 9, ["The ferry is late."] * 9]
     (tmp_path / "a.pdf").write_bytes(made.pdf(pages))
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
@@ -474,7 +472,7 @@ def test_sources_of_ask_and_search_name_the_place_until_the_text_is_replaced(
         assert model.ingest(text, store, mode="replace").metadata == {}
 
 
-def test_places_go_with_an_export_and_the_folder_does_not(model, tmp_path: Path) -> None:
+def test_an_export_keeps_places_but_not_the_folder(model, tmp_path: Path) -> None:
     secret = {"folder": "of my home", "file": "letters/a.md", "hash": ""}
     text = Text(converted(made.markdown(BOOK), "a.md"), "a", source=secret)
     with MemoryStore.create(tmp_path / "m", model.signature) as store:

@@ -46,7 +46,7 @@ def stored(reader, directory, keep="kv"):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_passage_is_read_as_if_it_stood_in_the_prompt(kind, tmp_path):
+def test_a_stored_passage_gives_the_logits_of_the_same_text_in_the_prompt(kind, tmp_path):
     model = of_kind(kind)
     reader = HuggingFacePassageModel(model, tokenizer(), SEPARATOR, kv_dtype=torch.float32)
     question, _ = reader.turn_ids("How many bells?", first=True)
@@ -87,12 +87,12 @@ def test_a_passage_is_read_as_if_it_stood_in_the_prompt(kind, tmp_path):
         ("deepseek_v3", {}, "not known here"),
     ],
 )
-def test_refuses_by_name_what_cannot_have_a_memory(kind, changed, why):
+def test_unsupported_architectures_are_refused_by_name(kind, changed, why):
     with pytest.raises(InvalidWeights, match=why):
         HuggingFacePassageModel(decoder(kind, **changed), tokenizer(), UNADAPTED)
 
 
-def test_half_precision_reads_as_the_stock_model_does_to_its_rounding(tmp_path):
+def test_half_precision_equals_the_stock_model_to_rounding(tmp_path):
     model = decoder("llama").to(torch.bfloat16)
     reader = HuggingFacePassageModel(model, tokenizer(), SEPARATOR)
     question, _ = reader.turn_ids("How many bells?", first=True)

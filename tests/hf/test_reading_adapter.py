@@ -55,7 +55,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def test_a_file_is_read_by_peft_and_gives_the_same(tmp_path):
+def test_peft_reads_an_adapter_file_and_computes_the_same_logits(tmp_path):
     peft = pytest.importorskip("peft")
     model = decoder("llama")
     stock = model(IDS).logits
@@ -77,7 +77,7 @@ def test_a_file_is_read_by_peft_and_gives_the_same(tmp_path):
     assert close(first[:, :2], ours[:, :2]) and not close(first[:, 2:], ours[:, 2:])
 
 
-def test_a_generated_token_goes_through_graphs_and_fewer_bits_with_it():
+def test_generating_with_an_adapter_uses_traced_graphs_and_quantized_weights():
     for bits in ("full", "int8"):
         model = decoder("llama")
         reader = HuggingFacePassageModel(
@@ -97,7 +97,7 @@ def test_a_generated_token_goes_through_graphs_and_fewer_bits_with_it():
 
 
 @pytest.mark.parametrize("kind", ["both", "writer"])
-def test_passages_are_read_with_it_and_what_reads_nothing_is_the_stock_model(kind, tmp_path):
+def test_an_adapter_applies_to_passages_and_leaves_plain_text_to_the_stock_model(kind, tmp_path):
     reader, stock = model_of(kind)
     question, _ = reader.turn_ids("How many bells?", first=True)
     with memory(reader, tmp_path / "a") as store, memory(stock, tmp_path / "b") as plain:
@@ -129,7 +129,7 @@ def test_passages_are_read_with_it_and_what_reads_nothing_is_the_stock_model(kin
                 assert close(then.feed(question[2:]), alone[2:])
 
 
-def test_it_refuses_by_its_own_doubt_and_answers_without_the_memory_where_asked_to(tmp_path):
+def test_an_adapter_refuses_by_its_doubt_and_can_answer_without_the_memory(tmp_path):
     model = decoder("llama")
     adapter = replace(random_adapter(model), refuse_above=0.0)
     reader = HuggingFacePassageModel(

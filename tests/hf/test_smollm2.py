@@ -102,7 +102,7 @@ def test_without_a_memory_it_is_the_stock_model(reader):
     assert torch.equal(reader.model.generate(given, **options), stock.generate(given, **options))
 
 
-def test_what_is_stored_serves_the_model_in_every_precision(reader, text, tmp_path):
+def test_a_memory_serves_its_model_in_every_precision(reader, text, tmp_path):
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(text[:4_500], store, name="text")
     other = torch.float32 if reader.dtype == torch.bfloat16 else torch.bfloat16

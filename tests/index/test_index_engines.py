@@ -148,7 +148,7 @@ def test_no_hit_leaves_its_scope(memory: tuple[LandmarkIndex, Scope], any_scope:
             index.search(0, q, scope, TOP_K)
 
 
-def test_a_bias_is_kept_whether_an_engine_holds_what_it_is_for_or_not(
+def test_a_bias_holds_for_keys_inside_and_outside_an_engine(
     memory: tuple[LandmarkIndex, Scope], any_scope: None
 ) -> None:
     index, documents = memory
@@ -166,7 +166,7 @@ def test_a_bias_is_kept_whether_an_engine_holds_what_it_is_for_or_not(
         assert index.asked - before == asked
 
 
-def test_keys_added_later_are_found_exactly_and_by_the_next_engine(
+def test_later_keys_are_found_exactly_before_and_after_a_rebuild(
     memory: tuple[LandmarkIndex, Scope],
 ) -> None:
     index, scope = memory
@@ -257,7 +257,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_file_of_an_engine_goes_with_its_keys(tmp_path: Path) -> None:
+def test_removing_keys_removes_the_file_of_their_engine(tmp_path: Path) -> None:
     index, scope = filled(tmp_path / "index")
     build(index)
     assert [*(tmp_path / "index").iterdir()]
@@ -277,7 +277,7 @@ def test_stored_engine_finds_the_same(file: Path, memory: tuple[LandmarkIndex, S
     assert opened.describe() == memory[0].describe()
 
 
-def test_changed_document_is_not_served_from_a_file(file: Path) -> None:
+def test_a_changed_document_is_not_searched_by_an_old_index_file(file: Path) -> None:
     index, scope = filled(file.parent)
     index.remove(2)
     index.add(2, 0, 0, keys(EACH, 222))
@@ -291,7 +291,7 @@ def test_changed_document_is_not_served_from_a_file(file: Path) -> None:
 
 
 @pytest.mark.parametrize("documents", [5, 2])
-def test_an_engine_of_few_remaining_keys_is_due(
+def test_an_engine_is_due_when_enough_keys_lack_one(
     file: Path, monkeypatch: pytest.MonkeyPatch, documents: int
 ) -> None:
     index, _ = filled(file.parent, documents)

@@ -44,7 +44,7 @@ def test_maxima_are_those_of_the_plain_product(tokens: int) -> None:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_maxima_are_right_whatever_came_and_went(data: st.DataObject) -> None:
+def test_maxima_are_right_after_any_additions_and_removals(data: st.DataObject) -> None:
     found, there = TokenIndex(WIDTH), dict[int, list[Tensor]]()
     for step in range(data.draw(st.integers(1, 20))):
         document = data.draw(st.integers(1, 5))
@@ -70,7 +70,7 @@ def test_maxima_are_right_whatever_came_and_went(data: st.DataObject) -> None:
         found.maxima(queries(), [(6, 0, 1)])
 
 
-def test_what_is_gone_takes_no_room_for_ever() -> None:
+def test_removed_documents_free_their_space() -> None:
     found, held = TokenIndex(WIDTH), landmarks(64)
     for document in range(1, 30):
         found.add(document, held, [16] * 4)

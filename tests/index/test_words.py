@@ -84,7 +84,7 @@ def test_scores_equal_bm25s_while_documents_come_change_and_go() -> None:
                 there.pop(document, None)
 
 
-def test_blocks_that_are_not_held_are_named() -> None:
+def test_a_scope_with_unknown_blocks_is_refused() -> None:
     index = WordIndex()
     add(index, 1, texts(5, 1))
     index.remove(1)
@@ -125,7 +125,7 @@ def test_words_around_a_block_count_a_quarter() -> None:
     assert dict(count_words("fox red fox", "red blue")) == {fox: 8, red: 5, blue: 1}
 
 
-def test_a_word_is_as_rare_as_the_blocks_whose_own_text_holds_it() -> None:
+def test_words_around_a_block_do_not_count_for_the_rarity_of_a_word() -> None:
     lines = [f"The bolt of shelf {word} is {word}" for word in "abcdefgh"]
     text = "\n".join(lines)
     index = WordIndex()
@@ -139,12 +139,12 @@ def test_a_word_is_as_rare_as_the_blocks_whose_own_text_holds_it() -> None:
 @pytest.mark.parametrize(
     "words", [[(1 << 32, 1)], [(-1, 1)], [(5, 0)], [(5, 1 << 16)], [(5, 1)] * 2]
 )
-def test_what_are_no_words_is_refused(words: list[tuple[int, int]]) -> None:
+def test_crafted_words_are_refused(words: list[tuple[int, int]]) -> None:
     with pytest.raises(InvalidInput):
         BlockWords.of([[(7, 1)], words])
 
 
-def test_a_spread_is_that_of_the_scope_and_of_nothing_else() -> None:
+def test_the_spread_of_scores_is_computed_over_the_scope_alone() -> None:
     """A word that is everywhere in one document and once in another is rare in that one."""
     index = WordIndex()
     for document, words in ((1, [(5, 4)]), (2, [])):

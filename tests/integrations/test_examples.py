@@ -32,7 +32,7 @@ def printed(name: str, *arguments: object, directory: Path) -> str:
     return done.stdout
 
 
-def test_a_folder_is_read_and_asked(tmp_path: Path) -> None:
+def test_the_folder_example_ingests_and_answers(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "diary.txt").write_text(DIARY)
     out = printed("folder_to_answers.py", "letters", QUESTION, directory=tmp_path)

@@ -141,7 +141,7 @@ def test_weights_are_a_distribution_and_rows_do_not_depend_on_how_many_are_asked
     biased=st.booleans(),
     wanted=st.sampled_from([None, [], [1], [0, 1]]),
 )
-def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
+def test_landmark_topk_equals_a_full_sort_with_ties_to_the_newer(
     n: int,
     k: int,
     group: int,
@@ -180,7 +180,7 @@ def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
 @pytest.mark.parametrize("levels", [3, 1 << 20])
 @pytest.mark.parametrize("n", [9_024])
 @pytest.mark.parametrize("long", [64, reference._LONG])  # 64: maxima of maxima
-def test_landmark_topk_of_many_keys_is_a_sort_too(
+def test_landmark_topk_of_many_keys_equals_a_full_sort(
     n: int, levels: int, long: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "_LONG", long)
@@ -196,7 +196,7 @@ def test_landmark_topk_of_many_keys_is_a_sort_too(
             assert torch.equal(found.scores[h, t], keys[h, n - 1 - order] @ q[h, t])
 
 
-def test_memory_attention_by_rows_and_shared_is_the_same_softmax() -> None:
+def test_memory_attention_equals_one_softmax_by_rows_and_shared() -> None:
     generator = torch.Generator().manual_seed(2)
     heads, kv_heads, rows, dim, size, slots = 4, 2, 5, 8, 3, 9
     q = torch.randn(3, 1, heads, rows, dim, dtype=torch.float64, generator=generator)

@@ -185,7 +185,7 @@ def test_memory_attention_equals_the_reference(
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_rows_without_a_unit_or_with_a_closed_gate_keep_their_local_output(gated: bool) -> None:
+def test_rows_without_units_or_with_a_closed_gate_keep_their_local_output(gated: bool) -> None:
     step = Step.draw(3, torch.float16, rows=2, chosen=2)
     step.slots[:, 0] = -1
     step.slots[:, 1] = torch.arange(2)
@@ -333,7 +333,7 @@ def test_units_arrive_in_their_slots_and_no_other_slot_changes(
 
 
 @pytest.mark.skipif(CUDA, reason="takes 4 GB that are page-locked")
-def test_slots_past_what_32_bits_count_are_found() -> None:
+def test_slots_beyond_32_bit_offsets_are_read() -> None:
     slots, size = 1 << 18, 16401  # bytes, and so are the words
     # not there until written
     host, slab = (torch.from_numpy(np.zeros((slots, size), dtype=np.uint8)) for _ in range(2))

@@ -81,7 +81,7 @@ def test_other_content_is_refused_or_replaces(tmp_path: Path) -> None:
     clean(url)
 
 
-def test_published_documents_become_text_alone_without_replace(tmp_path: Path) -> None:
+def test_publishing_with_keep_text_needs_no_replace(tmp_path: Path) -> None:
     path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
     ingest(path, job(url, keep="kv"))
     as_text = job(url, keep="text")
@@ -109,7 +109,7 @@ def test_bad_documents_are_reported_and_the_others_ingested(tmp_path: Path) -> N
     assert names == ["000.txt", "001.txt", "002.txt"]
 
 
-def test_the_command_prints_what_workers_did_not_read(
+def test_the_command_reports_documents_that_workers_could_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pypdfium2")
@@ -195,7 +195,7 @@ def test_an_ingest_that_fails_publishes_its_finished_batches(
     clean(url)
 
 
-def test_what_was_pruned_is_ingested_again(tmp_path: Path) -> None:
+def test_pruned_documents_are_ingested_again(tmp_path: Path) -> None:
     path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
     objects, engine = open_object_store(url, make=True), Here()
     ingest(folder(tmp_path / "other", 1), job(url))  # a manifest, without which nothing is pruned
@@ -230,7 +230,7 @@ def take_a_name(url: str, path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("others", "when"), [(push_and_remove, 1), (take_a_name, 0), (take_a_name, 1)]
 )
-def test_what_others_publish_at_the_same_time_stays(
+def test_a_library_ingest_keeps_documents_published_meanwhile_by_others(
     others: Callable[[str, Path], list[str]], when: int, tmp_path: Path
 ) -> None:
     path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"

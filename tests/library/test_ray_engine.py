@@ -122,7 +122,7 @@ def expected(
     return content(url, tmp_path)
 
 
-def test_killed_readers_and_commands_end_at_the_undisturbed_result(
+def test_killed_workers_and_commands_reach_the_result_of_an_undisturbed_run(
     cluster: Cluster, library: Path, tmp_path: Path, expected: dict[str, dict[bytes, bytes]]
 ) -> None:
     chance = random.Random(int(os.environ.get("MEMSTORE_SEED", "0")))

@@ -30,7 +30,7 @@ def test_the_sentence_shares_words_with_the_answer_or_the_question(
     assert answer_sentence(LEASE, question, answer) == sentence
 
 
-def test_an_answer_is_held_word_by_word() -> None:
+def test_a_text_holds_an_answer_only_as_whole_words() -> None:
     assert holds("The CP-60 draws\n60 Watts.", "60 watts.")
     for other in ("The CP-60 draws 160 watts.", "Watts: 60", "It draws 60.5 watts.", ""):
         assert not holds(other, "60 watts")

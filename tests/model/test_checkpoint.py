@@ -40,9 +40,7 @@ def test_weights_that_contradict_the_config_are_refused(
         load_checkpoint(model)
 
 
-def test_values_of_the_context_miss_token_change_what_is_read_and_nothing_that_is_stored(
-    tmp_path: Path,
-) -> None:
+def test_context_miss_values_change_attention_but_not_stored_blocks(tmp_path: Path) -> None:
     plain, valued = (load_model(save_tiny_model(tmp_path / "m")) for _ in range(2))
     valued.cmt_values = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
     stored: list[torch.Tensor] = []
@@ -60,7 +58,7 @@ def test_values_of_the_context_miss_token_change_what_is_read_and_nothing_that_i
     assert not torch.allclose(*states)
 
 
-def test_values_are_of_the_weights_they_were_measured_with(tmp_path: Path) -> None:
+def test_context_miss_values_belong_to_the_weights_they_were_measured_with(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path / "m")
     weights = load_file(path / "model.safetensors")
     save_file(weights | {"cmt_values": torch.zeros(1, 4, 8)}, path / "model.safetensors")

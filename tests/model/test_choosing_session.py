@@ -54,7 +54,7 @@ def kept(store, reader, block):
         return rows[keys].view(size), rows[values].view(size)
 
 
-def test_until_the_window_overflows_all_of_the_text_is_local(reader, tmp_path):
+def test_text_stays_local_until_the_window_overflows(reader, tmp_path):
     with memory(reader, tmp_path) as store:
         states = []
         for local_tokens in (WINDOW, 100_000):
@@ -66,7 +66,7 @@ def test_until_the_window_overflows_all_of_the_text_is_local(reader, tmp_path):
         assert_same_to_rounding(*states, products=TINY_MODEL)
 
 
-def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
+def test_tokens_that_leave_the_window_shift_the_rest_and_change_nothing_else(reader):
     """Oracle: the keys and values that are left, attended to in a fresh context."""
     beginning = read_prefix(reader)
     rolling = RepositionedAttention(reader, beginning)
@@ -97,7 +97,7 @@ def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
             assert torch.allclose(reader.hidden(ids, context.attend), expected, atol=1e-4)
 
 
-def test_a_walk_in_parts_shows_what_a_whole_one_does(learned):
+def test_states_read_in_parts_equal_those_read_at_once(learned):
     ids = filler(150)
     whole = capture(learned, ids)
     walk = RepositionedAttention(learned, adapt=learned.adapted_turns)
@@ -108,7 +108,7 @@ def test_a_walk_in_parts_shows_what_a_whole_one_does(learned):
     assert torch.allclose(torch.cat(parts), whole.states[2][:93], atol=1e-4)
 
 
-def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(learned, tmp_path):
+def test_a_later_turn_is_scored_as_if_the_whole_chat_were_read_again(learned, tmp_path):
     seen = []
     selector = learned.selector
 
@@ -143,7 +143,7 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(learned, tmp
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_a_follow_up_is_read_as_what_it_stands_for(learned, tmp_path, monkeypatch, told):
+def test_a_follow_up_is_expanded_by_the_question_before_it(learned, tmp_path, monkeypatch, told):
     seen = []
     scores = type(learned.selector).scores
 
@@ -168,7 +168,7 @@ def test_a_follow_up_is_read_as_what_it_stands_for(learned, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("separator", ["", "\n\n"])
-def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(separator, tmp_path):
+def test_passages_and_separators_have_the_positions_of_a_prompt(separator, tmp_path):
     reader = reader_of(separator=separator, top_k=4)
     question, _ = reader.turn_ids(QUESTION, first=True)
     with memory(reader, tmp_path, codec="zstd") as store:
@@ -218,7 +218,7 @@ def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeyp
         assert named.also == [("note", (0, len(FACT)))] and named.text == FACT
 
 
-def test_a_passage_whose_tokens_are_away_is_no_copy_of_another(tmp_path, monkeypatch):
+def test_a_passage_with_unavailable_tokens_is_not_taken_for_a_copy(tmp_path, monkeypatch):
     reader = reader_of(top_k=3)
     with memory(reader, tmp_path) as store:
         reader.ingest(FACT, store, name="note", keep="kv")
@@ -235,7 +235,7 @@ def test_a_passage_whose_tokens_are_away_is_no_copy_of_another(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("retrieve", [True, False])
-def test_a_chat_of_any_length_holds_a_window_and_chooses_from_the_documents(
+def test_a_long_chat_keeps_one_window_of_tokens_and_still_chooses_passages(
     learned, tmp_path, retrieve
 ):
     with memory(learned, tmp_path) as store, learned.session(store, retrieve=retrieve) as session:

@@ -37,7 +37,7 @@ def places(chosen: Any) -> list[tuple[int, int]]:
     return [(one.document, one.block) for one in chosen]
 
 
-def test_a_passage_is_read_for_a_part_of_the_question_that_no_better_one_says() -> None:
+def test_a_passage_is_read_for_a_part_of_the_question_that_better_ones_lack() -> None:
     settings = LookupSettings(score_range=0.1)
     adds = [[0.3, 0.2, 0.0], [0.25, 0.15, 0.0], [0.1, 0.1, 0.18], [0.1, 0.1, 0.16]]
     assert places(candidates(adds).meant(settings, parts=True)) == [(7, 1), (9, 2)]
@@ -53,7 +53,7 @@ def test_passages_that_score_nearly_as_high_are_read_in_the_order_of_the_text() 
     assert places(candidates(None).meant(LookupSettings(score_range=0.0), parts=True)) == [(7, 1)]
 
 
-def test_a_passage_that_scores_lower_is_attended_to_less() -> None:
+def test_attention_to_a_passage_falls_with_its_score() -> None:
     settings = LookupSettings(score_bias=2.0)
     meant = candidates(None).meant(settings, parts=True)
     below = (torch.tensor([0.0, 0.1, 0.12, 0.14]) / SCORES.std(correction=0) - 0.5).clamp(min=0)
@@ -86,14 +86,14 @@ def test_copies_are_one_candidate_also_if_their_scores_differ_in_the_last_bits(s
     assert [one.same for one in meant] == [((7, 0),), (), (), ()]
 
 
-def test_a_copy_that_ranks_behind_another_passage_is_no_candidate_of_its_own() -> None:
+def test_a_copy_that_ranks_after_another_passage_is_not_a_second_candidate() -> None:
     scores = torch.tensor([0.5, 0.1, 0.4999, 0.2, 0.49995, 0.1, 0.4, 0.3])  # (7, 4) between copies
     meant = chosen(scores)
     assert places(meant) == [(7, 2), (7, 4), (9, 2), (9, 3)]
     assert meant[0].same == ((7, 0),) and meant[0].score == 0.5
 
 
-def test_four_that_each_say_a_part_open_the_gate_together() -> None:
+def test_four_passages_that_each_add_a_part_open_the_gate_together() -> None:
     gate = Gate((0.6,) * 5, together=0.1)
     parts = [[0.3, 0, 0, 0], [0, 0.2, 0, 0], [0, 0, 0.2, 0], [0, 0, 0, 0.1]]
     together = candidates(parts).together

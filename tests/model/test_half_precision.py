@@ -62,7 +62,7 @@ def test_a_session_in_half_precision_is_near_the_same_one_in_float32(
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_weights_are_another_model_only_where_they_lose_digits(
+def test_half_precision_weights_are_another_model_only_if_they_lose_digits(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
     same = halved(tmp_path / "same", dtype)

@@ -52,7 +52,7 @@ def unbuilt(tmp_path_factory: pytest.TempPathFactory, model: LandmarkModel) -> P
 
 @pytest.fixture
 def memory(tmp_path: Path, built: Path) -> Path:
-    """A copy of it to change."""
+    """A copy of `built`, for a test to change."""
     return Path(shutil.copytree(built, tmp_path / "memory"))
 
 
@@ -86,7 +86,7 @@ def test_a_later_process_searches_with_the_engines_that_were_saved(
     torch.testing.assert_close(found_scores[same], scores[same], atol=1e-5, rtol=1e-5)
 
 
-def test_answers_are_the_same_where_the_engine_misses_nothing(
+def test_an_engine_with_full_recall_gives_the_same_answers(
     memory: Path, model: LandmarkModel
 ) -> None:
     for file in (memory / "index").iterdir():
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_not_used_and_is_built_again(
         assert store.stats()["index"]["asked"] == 1
 
 
-def test_an_index_that_cannot_be_written_is_an_error_and_ends_no_search(
+def test_failing_to_write_an_index_is_an_error_and_searches_go_on(
     memory: Path, model: LandmarkModel
 ) -> None:
     file = memory / "index" / f"layer-{LAYER}.idx"
@@ -151,7 +151,7 @@ def test_an_index_that_cannot_be_written_is_an_error_and_ends_no_search(
         hits(store)
 
 
-def test_what_cannot_be_indexed_is_refused_by_name(
+def test_building_an_index_without_documents_or_write_access_is_refused(
     tmp_path: Path, model: LandmarkModel, memory: Path
 ) -> None:
     with MemoryStore.create(tmp_path / "empty", model.signature) as store:
@@ -183,7 +183,7 @@ def test_update_asks_for_an_engine_where_one_would_pay(
         assert not store.update_index()
 
 
-def test_the_command_builds_and_says_what(
+def test_the_index_command_reports_the_landmarks_and_engines(
     tmp_path: Path, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memstore.model.landmark.landmark_model._STRETCHES", 1)  # of eight

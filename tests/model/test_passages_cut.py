@@ -109,7 +109,7 @@ def joined(paragraphs: list[list[str]]) -> str:
     return "\n\n".join(" ".join(one) for one in paragraphs if one)
 
 
-def test_an_edit_of_a_sentence_changes_its_neighbours_alone() -> None:
+def test_editing_a_sentence_changes_only_passages_near_it() -> None:
     rng, changes = random.Random(7), []
     for _ in range(5):
         paragraphs = prose(rng, 90)
@@ -147,7 +147,7 @@ def test_a_text_of_many_windows_comes_back_exactly() -> None:
         ("1. First thing.\n2. Second thing.", 2),
     ],
 )
-def test_units(text: str, sentences: int) -> None:
+def test_text_is_split_into_sentences(text: str, sentences: int) -> None:
     assert len(list(split(text))) == sentences
 
 
@@ -157,14 +157,14 @@ def test_a_sentence_longer_than_the_size_stays_whole() -> None:
     assert long in texts(f"First. {long} Last.")
 
 
-def test_a_value_is_not_cut_though_its_sentence_is() -> None:
+def test_a_value_stays_whole_where_its_sentence_is_cut() -> None:
     value = "3f2b8c1e-77aa-4d0e-9a51-0c6d5e4f3a2b"
     text = "The list is " + " ".join([value] * 9) + " as told."
     parts = texts(text)
     assert len(parts) > 1 and sum(part.count(value) for part in parts) == 9
 
 
-def test_a_heading_stands_with_the_text_behind_it() -> None:
+def test_a_heading_is_in_the_passage_of_the_text_after_it() -> None:
     for heading in ("# The Mill", "CHAPTER IV", "The Mill\n========"):
         text = f"Before it.\n\n{heading}\n\nThe wheel turned. It was old."
         assert texts(text) == ["Before it.", text[text.index(heading) :]]

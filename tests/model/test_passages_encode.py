@@ -35,7 +35,7 @@ def passages(count, seed=0):
 @pytest.mark.parametrize(
     ("dtype", "device"), [(torch.float32, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "cuda")]
 )
-def test_a_passage_is_computed_alike_alone_and_with_others(dtype, device):
+def test_a_passage_gets_the_same_keys_and_values_alone_and_in_a_batch(dtype, device):
     with nullcontext() if device == "cpu" else FakeDevice():
         reader, some = reader_of(dtype, device=device), passages(60)
         together = list(encode(reader, some))
@@ -50,7 +50,7 @@ def test_a_passage_is_computed_alike_alone_and_with_others(dtype, device):
         assert_same_to_rounding(shown, other, products=TINY_MODEL)
 
 
-def test_they_are_those_of_the_passage_behind_the_prefix():
+def test_encoded_keys_and_values_equal_those_after_the_prefix():
     reader = reader_of(kv_dtype=torch.float32)
     for ids in passages(5, seed=3):
         (found,) = encode(reader, [ids])
@@ -69,14 +69,14 @@ def test_they_are_those_of_the_passage_behind_the_prefix():
                 torch.testing.assert_close(half, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_as_far_as_the_selector_looks_and_no_further():
+def test_encoding_for_the_selector_stops_at_its_layer():
     reader, some = reader_of(), passages(4)
     for whole, part in zip(encode(reader, some), encode(reader, some, layers=3)):
         assert not part.k.numel() and not part.v.numel()
         torch.testing.assert_close(part.captured.states[2], whole.captured.states[2])
 
 
-def test_what_is_only_looked_at_may_be_longer_than_what_is_stored():
+def test_text_encoded_for_the_selector_can_be_longer_than_a_passage():
     ids = [token for one in passages(3) for token in one]
     assert 128 < len(ids) <= 256
     (here,) = encode(reader_of(), [ids], layers=3)
@@ -85,7 +85,7 @@ def test_what_is_only_looked_at_may_be_longer_than_what_is_stored():
     torch.testing.assert_close(here.captured.states[2], there.captured.states[2].cpu())
 
 
-def test_what_the_stored_dtype_cannot_hold_is_refused():
+def test_values_beyond_the_stored_dtype_are_refused():
     reader = reader_of(kv_dtype=torch.float16)
     with torch.no_grad():
         reader.model.model.layers[2].self_attn.v_proj.weight.mul_(1e7)
@@ -93,7 +93,7 @@ def test_what_the_stored_dtype_cannot_hold_is_refused():
         list(encode(reader, passages(2)))
 
 
-def test_no_more_than_a_pass_is_taken_ahead_of_an_endless_stream_and_they_come_in_order():
+def test_encoding_a_stream_reads_at_most_one_batch_ahead_and_keeps_the_order():
     reader, some = reader_of(), passages(40, seed=1)
     taken = 0
 

@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 
 
 @torch.no_grad()
-def test_they_are_the_same_to_rounding_with_and_without_a_bias():
+def test_fast_products_equal_linear_layers_to_rounding():
     torch.manual_seed(0)
     for bias in (True, False):
         layer, x = nn.Linear(576, 192, bias=bias), torch.randn(1, 256, 576)
@@ -23,7 +23,7 @@ def test_they_are_the_same_to_rounding_with_and_without_a_bias():
 
 
 @torch.no_grad()
-def test_half_precision_and_tensors_of_another_class_are_computed_as_ever():
+def test_fast_products_leave_half_precision_and_tensor_subclasses_alone():
     class Own(torch.Tensor):
         pass
 

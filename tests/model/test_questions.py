@@ -183,11 +183,11 @@ def test_long_messages_are_read_in_bounded_time() -> None:
         ("How heavy is it?", "Who made the CP-60?", "Who made the CP-60?"),
     ],
 )
-def test_a_follow_up_stands_for_a_question(before: str, question: str, meant: str) -> None:
+def test_a_follow_up_is_resolved_to_a_full_question(before: str, question: str, meant: str) -> None:
     assert resolved(question, before) == meant
 
 
-def test_a_question_that_refers_to_something_or_is_very_short_leans_on_others() -> None:
+def test_a_short_question_or_one_with_a_pronoun_needs_the_question_before_it() -> None:
     assert leans("How loud is it?") and leans("On which day?")
     assert leans("And which ship did he own after that?")
     assert not leans("What is the power consumption of the CP-60?")

@@ -64,7 +64,7 @@ def asked(reader, store):
     return Asked(reader, store)
 
 
-def test_sources_are_those_of_the_report(asked, store):
+def test_the_report_and_the_answer_have_the_same_sources(asked, store):
     assert "4467" in asked.text
     got = [(s["document"], s["block"], tuple(s["span"]), s["text"]) for s in asked.told["sources"]]
     assert got == [(s.document, s.block, s.span, s.text) for s in asked.sources]
@@ -75,7 +75,7 @@ def test_sources_are_those_of_the_report(asked, store):
     assert sources_of(asked.trace, store, 2) == asked.sources[:2]
 
 
-def test_what_tokens_read_is_what_sources_gave_and_a_head_gives_no_more_than_all(asked, reader):
+def test_attention_by_token_and_by_source_has_the_same_sum(asked, reader):
     by_source = sum(source["weight"] for source in asked.told["sources"])
     shown = sum(mass for token in asked.told["tokens"] for _, mass in token["sources"])
     assert 0 < shown <= by_source + 1e-2
@@ -84,7 +84,7 @@ def test_what_tokens_read_is_what_sources_gave_and_a_head_gives_no_more_than_all
     assert by_source <= asked.done * 1.001
 
 
-def test_the_answers_digits_come_from_where_the_fact_stands(asked):
+def test_digits_of_an_answer_are_attributed_to_the_passage_with_the_fact(asked):
     fact = next(
         number for number, source in enumerate(asked.told["sources"]) if "4467" in source["text"]
     )
@@ -94,7 +94,7 @@ def test_the_answers_digits_come_from_where_the_fact_stands(asked):
     assert all(len(token["sources"]) <= OF_TOKEN for token in asked.told["tokens"])
 
 
-def test_tokens_follow_the_text_that_was_told(asked):
+def test_reported_tokens_join_to_the_reported_text(asked):
     assert "".join(token["text"] for token in asked.told["tokens"]) == asked.text
     assert "".join(token["text"] for token in asked.short["tokens"]) == "4467"
     assert len(asked.short["sources"]) == 1
@@ -106,7 +106,7 @@ def test_a_document_that_may_not_be_shown_appears_nowhere(asked):
     assert names <= {"goats"} and "4467" not in json.dumps(asked.hidden["sources"])
 
 
-def test_what_it_cost(asked, reader, store):
+def test_the_report_has_times_lookups_and_tiers_as_json(asked, reader, store):
     cost = json.loads(json.dumps(asked.told, allow_nan=False))
     assert cost == asked.told and cost["reader"] == "landmarks" and cost["choice"] is None
     assert 0 < cost["first_token_seconds"] <= cost["model_seconds"] <= cost["seconds"]
@@ -116,7 +116,7 @@ def test_what_it_cost(asked, reader, store):
     assert all(source["tiers"] == ["host"] for source in again["sources"])
 
 
-def test_a_trace_begins_anew_with_every_question(reader, store):
+def test_a_trace_starts_again_with_every_question(reader, store):
     trace = Trace(reader)
     with reader.session(store, on_read=trace) as session:
         said = []
@@ -144,7 +144,7 @@ def choosing(tmp_path_factory):
         yield Asked(made, store, "How much does the copper anchor of the orchard weigh?", 4), made
 
 
-def test_a_reader_that_chooses_once_tells_its_candidates(choosing):
+def test_a_passage_model_reports_its_candidates(choosing):
     asked, reader = choosing
     choice = asked.told["choice"]
     scores = [row["score"] for row in choice["candidates"]]
@@ -159,7 +159,7 @@ def test_a_reader_that_chooses_once_tells_its_candidates(choosing):
     assert 0 < mass < len(asked.tokens) * len(shape.memory_layers) * shape.num_heads
 
 
-def test_a_reader_that_chooses_once_fetches_a_unit_once(choosing):
+def test_a_passage_model_fetches_each_unit_once(choosing):
     asked, _ = choosing
     chosen = sum(row["chosen"] for row in asked.told["choice"]["candidates"])
     host = asked.told["tiers"]["host"]

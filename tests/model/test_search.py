@@ -56,7 +56,7 @@ def test_a_document_that_was_not_chosen_never_appears(
     assert model.search(PHRASE, store, documents=[]) == []
 
 
-def test_a_shortlist_is_what_landmarks_find_and_bounds_what_is_read(
+def test_a_shortlist_bounds_the_blocks_that_a_search_reads(
     model: LandmarkModel, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = model.search(PHRASE, store, top_k=1000)
@@ -76,7 +76,9 @@ def test_a_shortlist_is_what_landmarks_find_and_bounds_what_is_read(
 @pytest.mark.parametrize(
     "changes", [{"cmt": False}, {"old_block_position": "stingy"}, {"num_kv_heads": 4}]
 )
-def test_models_of_other_kinds_search_too(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_landmark_models_of_other_shapes_search_too(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
     other = tiny_model(tmp_path / "model", **changes)
     with MemoryStore.create(tmp_path / "m", other.signature) as store:
         other.ingest(f"{text(100)} {PHRASE}. {text(100, seed=1)}", store, name="a")
@@ -86,7 +88,7 @@ def test_models_of_other_kinds_search_too(tmp_path: Path, changes: dict[str, obj
         assert len(other.search(PHRASE, store, top_k=9)) == 9
 
 
-def test_what_cannot_be_searched_is_named(
+def test_invalid_searches_are_refused(
     model: LandmarkModel, store: MemoryStore, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match="phrase is empty"):
@@ -102,9 +104,7 @@ def test_what_cannot_be_searched_is_named(
         model.search(PHRASE, empty)
 
 
-def test_units_held_by_others_make_search_slower_not_wrong(
-    model: LandmarkModel, memory: Path
-) -> None:
+def test_search_is_right_while_others_lease_most_units(model: LandmarkModel, memory: Path) -> None:
     with MemoryStore.open(memory, model.signature, read_only=True, host_budget=1 << 14) as store:
         free = model.search(PHRASE, store, top_k=5)
         number = store.document("first").id

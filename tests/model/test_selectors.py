@@ -108,7 +108,7 @@ def test_learned_scores_are_late_interaction_of_projected_states() -> None:
     torch.testing.assert_close(scores, torch.cat(expected), atol=0.02, rtol=0)  # int8
 
 
-def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
+def test_a_learned_score_is_the_sum_over_the_rows_of_the_question() -> None:
     alike = projection()
     alike = replace(
         alike,
@@ -134,7 +134,7 @@ def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
     assert Selector().adds(asked, held, scope) is None
 
 
-def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_stand() -> None:
+def test_learned_landmarks_do_not_depend_on_scale_or_position() -> None:
     selector, shown = Learned(2, projection()), captured(9)
     whole = selector.landmarks(shown)
     assert whole.dtype == torch.int8 and whole.shape == (9, WIDTH)
@@ -144,7 +144,7 @@ def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_
     assert_same_to_rounding(selector.landmarks(part), whole[4:])
 
 
-def test_a_selector_has_another_digest_once_its_landmarks_are_others_and_only_then() -> None:
+def test_the_digest_of_a_selector_changes_only_with_its_landmarks() -> None:
     weights = projection()
     same = replace(weights, attend=weights.attend + 1)
     other = replace(weights, document_mean=weights.document_mean + 1)
@@ -177,7 +177,7 @@ def test_learned_and_words_are_added_standardised_and_both_are_kept() -> None:
     torch.testing.assert_close(found, parts[0])  # where no word is shared
 
 
-def test_the_question_before_counts_a_quarter_as_much() -> None:
+def test_the_previous_question_counts_a_quarter() -> None:
     both = Selector(Learned(2, projection()), 0.3)
     held, _ = haystack(both)
     before = Query(captured(3, seed=7), "apple13 shared")
@@ -238,9 +238,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     )
 
 
-def test_a_selector_of_another_model_or_a_damaged_one_is_refused_in_one_line(
-    tmp_path: Path,
-) -> None:
+def test_a_damaged_selector_or_one_of_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "selector.safetensors"
     save_selector(Adaptation(Selector(Learned(2, projection()))), MADE_FOR, path)
     with pytest.raises(InvalidWeights, match="made for another model \\(hidden_size 24, here 32"):
@@ -296,7 +294,7 @@ class Given(Learned):
         return self._given
 
 
-def test_a_shortlist_is_chosen_from_as_everything_would_be(
+def test_a_shortlist_gives_the_same_choice_as_the_exact_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("faiss")

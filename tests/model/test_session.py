@@ -103,7 +103,7 @@ def test_chunked_reading_equals_full_landmark_attention_when_every_block_is_retr
     torch.testing.assert_close(chunked, hidden[0, rows], rtol=2e-4, atol=2e-4)
 
 
-def test_asking_is_the_same_in_another_process_and_counts_every_lookup(
+def test_another_process_gives_the_same_answer_and_lookups_are_counted(
     children: ForkServer, tmp_path: Path
 ) -> None:
     directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
@@ -267,9 +267,7 @@ def test_only_ready_documents_answer_and_the_rest_is_named(tmp_path: Path) -> No
         assert model.ask("the", store, documents=["half"], max_new_tokens=1).tokens
 
 
-def test_settings_of_a_configuration_are_those_of_its_sessions_and_of_no_signature(
-    tmp_path: Path,
-) -> None:
+def test_settings_in_config_json_reach_sessions_but_not_the_signature(tmp_path: Path) -> None:
     directory = save_tiny_model(tmp_path / "model")
     plain, written = load_model(directory), json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(written | {"recency": 0.5}))
@@ -298,7 +296,7 @@ def test_a_damaged_configuration_is_a_named_error(tmp_path: Path, content: bytes
         load_model(directory)
 
 
-def test_a_session_remembers_so_many_of_its_latest_blocks_and_no_more(tmp_path: Path) -> None:
+def test_a_session_keeps_at_most_own_blocks_of_its_own_text(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     ids = model.tokenizer.encode(text(400))[:320]  # ten chunks of four blocks
     states, held = {}, {}

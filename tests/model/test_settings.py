@@ -45,7 +45,7 @@ def test_settings_out_of_range_are_refused_by_name(tmp_path: Path) -> None:
                 model.ask("who?", store, **setting)
 
 
-def test_what_is_no_text_is_no_question_and_no_phrase(tmp_path: Path) -> None:
+def test_questions_and_phrases_must_be_text(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         model.ingest("the quiet river", store, name="book")

@@ -56,7 +56,7 @@ def test_search_and_sources_of_an_answer_show_it_whole(
         assert own and all(PLANTED in source.text for source in own)
 
 
-def test_only_whole_words_of_a_longer_sentence_are_shown_and_not_many_of_them(
+def test_a_very_long_sentence_is_shown_in_part_by_whole_words(
     model: LandmarkModel, tmp_path: Path
 ) -> None:
     body = " ".join(f"word{number}" for number in range(250))
@@ -71,7 +71,7 @@ def test_only_whole_words_of_a_longer_sentence_are_shown_and_not_many_of_them(
             assert end == len(body) or end > one.end + 290
 
 
-def test_the_place_is_that_of_what_is_shown(model: LandmarkModel, tmp_path: Path) -> None:
+def test_the_place_of_a_source_covers_the_shown_text(model: LandmarkModel, tmp_path: Path) -> None:
     turned = BODY.index("4467")
     pages = (Place(0, PAGE, "1"), Place(turned, PAGE, "2"))
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
@@ -82,7 +82,7 @@ def test_the_place_is_that_of_what_is_shown(model: LandmarkModel, tmp_path: Path
 
 
 @given(st.text(alphabet="ab1 .!?\n\"'#-|。、水é\u0301", max_size=200), st.data())
-def test_what_is_shown_holds_the_words_and_is_bounded(body: str, data: st.DataObject) -> None:
+def test_a_shown_excerpt_holds_the_words_and_is_bounded(body: str, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(body)))
     end = data.draw(st.integers(first, len(body)))
     most = data.draw(st.integers(0, 60))

@@ -16,13 +16,13 @@ def corrected(question: str, common: str = "") -> str:
     )
 
 
-def test_a_misspelt_word_becomes_the_one_that_most_passages_hold() -> None:
+def test_a_misspelt_word_is_replaced_by_the_most_frequent_near_word() -> None:
     asked = "waht is the warrenty of the CP-60 pupm?"
     assert corrected(asked) == "what is the warranty of the CP-60 pump?"
     assert corrected("Garibladi upmp") == "Garibaldi upmp"  # the first letter stays
 
 
-def test_words_that_are_held_common_short_or_far_from_any_stay() -> None:
+def test_known_common_short_and_distant_words_are_not_corrected() -> None:
     for asked in ("what warranty", "a pmp of 1234", "wa-ht", "Überraschung", "warrrrenty", ""):
         assert corrected(asked) == asked
     assert corrected("pumps wart", common="pumps wart") == "pumps wart"

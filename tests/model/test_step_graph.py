@@ -39,7 +39,7 @@ def reading(reader: HuggingFacePassageModel, told: list[Tensor] | None) -> Repos
 @pytest.mark.parametrize(  # a window; a cap of the scores
     ("kind", "observed"), [("llama", False), ("llama", True), ("mistral", True), ("gemma2", True)]
 )
-def test_it_gives_what_an_ordinary_step_gives(
+def test_a_recorded_step_gives_the_states_of_an_ordinary_step(
     kind: str, observed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_graph, "_ROOM", 20)
@@ -78,7 +78,7 @@ def test_it_gives_what_an_ordinary_step_gives(
 
 
 @torch.no_grad()
-def test_an_answer_begins_without_and_other_text_begins_another_answer() -> None:
+def test_the_recorded_step_starts_after_a_few_tokens_and_again_after_other_text() -> None:
     reader = HuggingFacePassageModel(of_kind("llama"), tokenizer(), generating="full")
     plain, other = reading(reader, None), reading(reader, None)
     graph, used = StepGraph(reader, other), []

@@ -27,7 +27,7 @@ def test_a_text_is_the_same_however_it_is_given(tmp_path: Path) -> None:
         (bytes(range(1, 32)) * 9, "is binary"),
     ],
 )
-def test_what_is_no_text_is_refused_before_anything_is_stored(
+def test_empty_and_binary_texts_are_refused_before_anything_is_stored(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     (tmp_path / "file").write_bytes(content)

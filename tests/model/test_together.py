@@ -17,7 +17,7 @@ PROMPTS = ("the old man at the gate", "a river", "in the morning the wind had tu
 
 @pytest.fixture(scope="module", params=["landmarks", "choosing"])
 def remembered(request, tmp_path_factory):
-    """A reader with a memory of one document, and how a session of it begins."""
+    """A model with a memory of one document."""
     path = tmp_path_factory.mktemp(request.param)
     if request.param == "choosing":
         pytest.importorskip("transformers")
@@ -40,7 +40,7 @@ def begun(reader, store, prompts=PROMPTS):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_answers_that_are_continued_together_are_those_of_each_alone(remembered, temperature):
+def test_answers_generated_together_equal_those_generated_alone(remembered, temperature):
     reader, store = remembered
 
     def answers(ahead):
@@ -69,7 +69,7 @@ def test_answers_that_are_continued_together_are_those_of_each_alone(remembered,
     torch.testing.assert_close(after, expected, atol=2e-5, rtol=2e-5)
 
 
-def test_what_fails_is_raised_by_its_own_answer_and_the_others_go_on(remembered, monkeypatch):
+def test_a_failing_answer_raises_alone_and_the_others_go_on(remembered, monkeypatch):
     reader, store = remembered
     sessions, states = begun(reader, store)
     running = [session.generate(state, 5) for session, state in zip(sessions, states)]
@@ -92,7 +92,7 @@ def test_what_fails_is_raised_by_its_own_answer_and_the_others_go_on(remembered,
         session.close()
 
 
-def test_what_nobody_expects_ends_all_that_shared_the_walk(remembered, monkeypatch):
+def test_an_unexpected_error_ends_every_answer_of_the_shared_pass(remembered, monkeypatch):
     reader, store = remembered
     sessions, states = begun(reader, store)
     running = [session.generate(state, 5) for session, state in zip(sessions, states)]

@@ -25,7 +25,7 @@ def tokenizer():
 
 
 @given(text=unicode_text, size=st.integers(1, 5))
-def test_a_text_comes_back_whole_and_in_parts_of_whole_characters(tokenizer, text, size):
+def test_decoding_restores_the_text_whole_and_in_parts(tokenizer, text, size):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text and tokenizer.characters(ids) == len(text)
     starts = range(0, len(ids), size)
@@ -63,7 +63,7 @@ LONG_TEXTS = {
 
 
 @pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
-def test_a_long_text_is_the_tokens_of_its_segments(tokenizer, text):
+def test_a_long_text_is_encoded_segment_by_segment(tokenizer, text):
     segments = list(tokenizer.segments(text))
     assert "".join(segments) == text
     ids = tokenizer.encode(text)
@@ -89,13 +89,13 @@ def test_saving_and_loading_keeps_ids_and_fingerprint(tokenizer, tmp_path):
     assert Tokenizer.train([TEXT], 300).fingerprint != tokenizer.fingerprint
 
 
-def test_what_is_no_unicode_text_is_refused(tokenizer):
+def test_text_with_lone_surrogates_is_refused(tokenizer):
     for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
         with pytest.raises(InvalidInput, match="surrogate"):
             encode("half \ud83d of a pair")
 
 
-def test_what_is_no_tokenizer_file_is_refused(tmp_path):
+def test_a_damaged_tokenizer_file_is_refused(tmp_path):
     with pytest.raises(InvalidWeights, match="cannot read"):
         Tokenizer.load(tmp_path / "absent.json")
     for content in (

@@ -147,7 +147,7 @@ def test_a_click_on_a_word_shows_its_sources(page):
     assert of_word != whole or words == 1
 
 
-def test_a_refusal_is_a_plain_state_with_the_closest_passages(open_page, tmp_path):
+def test_a_refusal_is_shown_with_the_closest_passages(open_page, tmp_path):
     reader = word_reader(gate=Gate((1.0,) * 5))
     with MemoryStore.create(tmp_path / "mem", reader.signature, selector=reader.keeps) as store:
         reader.ingest("The ladder of the mill broke. " * 60, store, name="inventory")
@@ -189,7 +189,7 @@ def test_a_thread_keeps_its_turns_and_sends_the_answered_ones(page):
     assert page.ask(turns) == [QUESTION, "What is the price of the brown mare?", QUESTION]
 
 
-def test_all_of_it_can_be_done_by_keyboard(page):
+def test_the_page_can_be_used_by_keyboard_alone(page):
     focused = "document.activeElement.id || document.activeElement.className"
 
     def tab_to(wanted):
@@ -246,7 +246,7 @@ def test_a_file_is_uploaded_asked_and_deleted(page, tmp_path):
     assert page.ask("document.querySelector('#scope summary').textContent") == "Scope"
 
 
-def test_files_that_are_dropped_are_read_and_their_text_is_text(page, served):
+def test_dropped_files_are_ingested_and_their_text_is_escaped(page, served):
     dropped = f"new File([{json.dumps(HOSTILE)}], '<b>pot.txt')"
     page.ask(
         f"""(() => {{ const data = new DataTransfer(); data.items.add({dropped});
@@ -310,7 +310,9 @@ def test_a_server_with_keys_asks_for_one(open_page, tmp_path):
             assert page.ask("document.getElementById('drop').hidden")  # this key may only read
 
 
-def test_a_reader_that_chooses_shows_its_candidates_and_is_stopped(open_page, tmp_path):
+def test_the_candidates_of_a_passage_model_are_shown_and_its_answer_can_be_stopped(
+    open_page, tmp_path
+):
     reader = word_reader(top_k=2, score_range=None)
     fact = "The copper anchor of the orchard weighs ninety pounds. "
     text = "The red kettle of the mill has no lid. " * 30 + fact + "The ladder broke. " * 90

@@ -57,7 +57,7 @@ def bearer(key: str) -> dict[str, str]:
 # Keys and scopes
 
 
-def test_another_address_than_loopback_needs_keys() -> None:
+def test_serving_beyond_loopback_needs_keys() -> None:
     with pytest.raises(InvalidInput, match="--api-key-file"):
         check_exposed(ServeSettings(host="0.0.0.0"), {})
     check_exposed(ServeSettings(), {})
@@ -72,14 +72,14 @@ def test_another_address_than_loopback_needs_keys() -> None:
         (f"{READS} everything", "no scope"),
     ],
 )
-def test_a_key_file_with_an_unclear_line_is_refused(tmp_path: Path, lines: str, what: str) -> None:
+def test_a_key_file_with_an_invalid_line_is_refused(tmp_path: Path, lines: str, what: str) -> None:
     (tmp_path / "keys").write_text(lines)
     with pytest.raises(InvalidInput, match=what):
         read_keys(tmp_path / "keys")
 
 
 @pytest.mark.parametrize("key", [None, "wrong", READS[:-1], f"{READS}x"])
-def test_nothing_but_the_page_is_served_without_a_valid_key(keyed: Served, key: str | None) -> None:
+def test_without_a_valid_key_only_the_page_is_served(keyed: Served, key: str | None) -> None:
     with keyed.client(headers={} if key is None else bearer(key)) as client:
         for path in ("/v1/models", DOCUMENTS, "/metrics", "/openapi.json", "/v1/nothing"):
             answer = client.get(path)
@@ -89,7 +89,7 @@ def test_nothing_but_the_page_is_served_without_a_valid_key(keyed: Served, key: 
         assert client.get("/page/page.js").status_code == 200
 
 
-def test_a_read_key_neither_uploads_nor_deletes(keyed: Served) -> None:
+def test_a_read_key_cannot_upload_or_delete(keyed: Served) -> None:
     with keyed.client(headers=bearer(READS)) as client:
         assert client.post(CHAT, json=ASKED).status_code == 200
         assert client.get("/v1/memstore").json()["write"] is False
@@ -109,7 +109,7 @@ def test_an_upload_with_a_read_key_is_refused_before_its_body(keyed: Served) -> 
         assert client.recv(100).startswith(b"HTTP/1.1 403 ")
 
 
-def test_a_key_of_some_documents_neither_reads_nor_writes_nor_names_others(keyed: Served) -> None:
+def test_a_key_limited_to_some_documents_cannot_read_write_or_list_others(keyed: Served) -> None:
     with keyed.client(headers=bearer(NOTES)) as client:
         answer = client.post(CHAT, json=ASKED).json()
         assert answer["error"]["code"] == "no_documents"
@@ -134,7 +134,7 @@ def test_a_key_of_some_documents_neither_reads_nor_writes_nor_names_others(keyed
         assert client.delete(f"{DOCUMENTS}/note").status_code == 200
 
 
-def test_a_key_of_some_documents_gets_no_report_on_the_whole_server(keyed: Served) -> None:
+def test_a_key_limited_to_some_documents_gets_no_server_report(keyed: Served) -> None:
     for key, status, all_ in ((NOTES, 403, False), (READS, 200, True)):
         with keyed.client(headers=bearer(key)) as client:
             for path in ("/metrics", "/v1/memstore/tiers"):
@@ -176,12 +176,12 @@ def test_a_page_of_another_origin_is_refused_unless_allowed(bounded: Served) -> 
         ("[::1]:8741", 200),
     ],
 )
-def test_a_host_that_is_not_the_servers_is_refused(bounded: Served, host: str, status: int) -> None:
+def test_a_foreign_host_header_is_refused(bounded: Served, host: str, status: int) -> None:
     with bounded.client() as client:
         assert client.get("/v1/models", headers={"Host": host}).status_code == status
 
 
-def test_a_body_that_is_too_long_is_refused_with_or_without_its_length(bounded: Served) -> None:
+def test_a_body_that_is_too_long_is_refused_with_or_without_content_length(bounded: Served) -> None:
     json = {"Content-Type": "application/json"}
     form = {"Content-Type": "multipart/form-data; boundary=x"}
     begin = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
@@ -193,7 +193,7 @@ def test_a_body_that_is_too_long_is_refused_with_or_without_its_length(bounded: 
                 assert (long.status_code, long.json()["error"]["code"]) == (413, "too_large")
 
 
-def test_a_body_that_does_not_come_is_given_up(tmp_path: Path) -> None:
+def test_a_request_whose_body_never_arrives_times_out(tmp_path: Path) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
     impatient = ServeSettings(body_seconds=0.2)
     with serving(tmp_path / "mem", impatient) as server, connected(server) as slow:

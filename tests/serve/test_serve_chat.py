@@ -96,7 +96,7 @@ def test_harmless_and_unknown_parameters_are_ignored(served: Served) -> None:
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
-def test_what_would_change_the_answer_and_is_not_supported_is_refused_in_one_line(
+def test_unsupported_parameters_that_change_the_answer_are_refused_in_one_line(
     served: Served, given: dict[str, Any], named: str
 ) -> None:
     with served.client() as client:
@@ -107,7 +107,7 @@ def test_what_would_change_the_answer_and_is_not_supported_is_refused_in_one_lin
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
-def test_parts_that_are_no_text_are_refused(served: Served, kind: str) -> None:
+def test_message_parts_that_are_not_text_are_refused(served: Served, kind: str) -> None:
     parts = [{"type": "text", "text": QUESTION}, {"type": kind, kind: {"url": "data:,"}}]
     with pytest.raises(openai.BadRequestError, match=f"'{kind}'; this server reads text only"):
         served.openai().chat.completions.create(

@@ -29,7 +29,7 @@ def blocks(language: str, word: str) -> list[str]:
 @pytest.mark.skipif(
     not (shutil.which("curl") and shutil.which("jq")), reason="curl or jq is not installed"
 )
-def test_the_documents_commands_and_python_do_what_they_say(
+def test_commands_and_python_of_the_serving_page_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "diary.txt").write_text(DIARY, encoding="utf-8")

@@ -50,7 +50,7 @@ def upload(http: httpx2.Client, name: str, text: str, **more: str) -> httpx2.Res
     return http.post(PATH, files={"file": ("text", text.encode())}, data=data)
 
 
-def test_what_an_upload_cannot_read_is_in_its_reply(http: httpx2.Client) -> None:
+def test_the_reply_to_an_upload_notes_undecodable_bytes(http: httpx2.Client) -> None:
     page = b"<meta charset=utf-8><p>The gate \xff is green. The mill is red."
     sent = http.post(PATH, files={"file": ("page.html", page)})
     notes = ["bytes that are no utf-8 text are marked with \ufffd (1)"]
@@ -146,7 +146,7 @@ def test_a_file_keeps_only_the_last_part_of_a_plain_name(
         ({"files": {"file": ("x", b"a")}, "data": {"mdoe": "replace"}}, "mdoe"),
     ],
 )
-def test_what_is_no_document_is_refused_when_it_is_uploaded(
+def test_an_invalid_upload_is_refused_at_once(
     http: httpx2.Client, sent: dict[str, Any], named: str
 ) -> None:
     refused = http.post(PATH, **sent)
@@ -155,7 +155,7 @@ def test_what_is_no_document_is_refused_when_it_is_uploaded(
     assert [one["name"] for one in http.get(PATH).json()["data"]] == ["diary"]
 
 
-def test_uploads_wait_in_order_and_too_many_are_refused(tmp_path: Path) -> None:
+def test_uploads_are_queued_in_order_and_too_many_are_refused(tmp_path: Path) -> None:
     settings = ServeSettings(body_bytes=2048)
     with serving(tmp_path / "mem", settings) as server, server.client() as http:
         with server.busy():
@@ -185,7 +185,7 @@ def test_a_document_is_deleted_while_it_waits_or_is_ingested(http: httpx2.Client
         assert row(http, name) is None
 
 
-def test_a_failed_upload_is_listed_with_its_error_and_leaves_nothing_half(
+def test_a_failed_upload_is_listed_with_its_error_and_stores_no_partial_document(
     served: Served, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = served.service.model

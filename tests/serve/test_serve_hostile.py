@@ -108,7 +108,7 @@ def test_a_request_succeeds_or_is_refused_in_openais_shape(
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES.items())
-def test_the_requests_that_are_broken_succeed_unbroken(
+def test_the_unchanged_requests_succeed(
     http: tuple[Served, httpx2.Client], path: str, body: dict[str, Any]
 ) -> None:
     _, client = http

@@ -19,7 +19,7 @@ def http(served):
 
 
 @pytest.mark.parametrize("path", ["/", *(f"/page/{file.name}" for file in sorted(PAGE.iterdir()))])
-def test_the_page_has_a_policy_that_allows_nothing_else(http, path):
+def test_the_page_has_a_strict_content_security_policy(http, path):
     got = http.get(path)
     assert got.status_code == 200 and got.headers["x-content-type-options"] == "nosniff"
     policy = got.headers["content-security-policy"]
@@ -33,7 +33,7 @@ def test_only_the_files_of_the_page_are_served(http):
         assert got.status_code == 404 and got.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_the_scripts_name_only_elements_that_there_are():
+def test_the_scripts_refer_only_to_existing_elements():
     page = (PAGE / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=\"/page/)", page)
     known = set(re.findall(r'id="([\w-]+)"', page)) | {"document-text", "earlier", "later"}

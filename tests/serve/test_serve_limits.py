@@ -53,7 +53,7 @@ def endless_without_stream(server: Served) -> Iterator[None]:
         yield
 
 
-def test_a_full_queue_answers_429_with_a_time_to_come_again(narrow: Served) -> None:
+def test_a_full_queue_answers_429_with_retry_after(narrow: Served) -> None:
     short = {**ASKED, "max_tokens": 8}
     with endless(narrow):
         answers: list[Any] = []
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_stops_its_answer(narrow: Served) -> None:
     narrow.settled(active=0, waiting=0)
 
 
-def test_an_answer_ends_when_its_time_is_over(tmp_path: Path) -> None:
+def test_an_answer_ends_at_its_time_limit(tmp_path: Path) -> None:
     model = load_model()
     model.answering = replace(model.answering, until_sentence=False)
     settings = ServeSettings(answer_seconds=0.05)
@@ -100,7 +100,7 @@ def test_an_answer_ends_when_its_time_is_over(tmp_path: Path) -> None:
         assert refused.value.code == "context_length_exceeded"
 
 
-def test_a_server_that_is_asked_to_stop_stops_in_order(tmp_path: Path) -> None:
+def test_a_server_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
     """By SIGTERM, with an answer, an upload and the document of an agent on their way."""
     long = {"name": "ingest", "arguments": {"name": "long", "text": DIARY * 500}}
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": long}

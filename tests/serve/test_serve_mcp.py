@@ -180,9 +180,7 @@ def test_a_cancelled_ingest_ends_and_can_be_resumed(
 
 
 @pytest.mark.services
-def test_a_signal_ends_the_process_in_order_while_it_waits_for_its_client(
-    tmp_path: Path, reader: LandmarkModel
-) -> None:
+def test_a_signal_ends_an_idle_mcp_process_cleanly(tmp_path: Path, reader: LandmarkModel) -> None:
     memory = write_diary(tmp_path / "m", reader)
     command = [sys.executable, "-m", "memstore", "mcp", "--store", str(memory)]
     ask = {"jsonrpc": "2.0", "id": 1, "method": "server/no", "params": {}}

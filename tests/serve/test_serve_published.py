@@ -31,7 +31,9 @@ def path(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def test_a_published_memory_is_asked_and_not_written(path: Path, model: LandmarkModel) -> None:
+def test_a_server_of_a_published_memory_answers_and_refuses_writes(
+    path: Path, model: LandmarkModel
+) -> None:
     with (
         MemoryStore.open(f"file://{path}/there", model.signature) as store,
         serving_store(store, model) as away,

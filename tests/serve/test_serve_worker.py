@@ -35,7 +35,7 @@ async def all_of(worker: Worker, work: Iterator[str]) -> list[str]:
     return [item async for item in worker.steps(work)]
 
 
-def test_a_question_waits_for_one_chunk_and_a_document_is_ingested_all_the_same() -> None:
+def test_a_question_waits_for_at_most_one_chunk_of_an_ingest() -> None:
     steps: list[str] = []
     with working(active=2, between=4) as worker:
         jobs: list[Job] = []

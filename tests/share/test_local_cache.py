@@ -24,7 +24,7 @@ def used(cache: LocalCache) -> int:
     return sum(file.stat().st_size for file in cache.path.glob("??/*"))
 
 
-def test_the_budget_holds_and_what_was_used_last_stays(tmp_path: Path) -> None:
+def test_a_local_cache_keeps_its_budget_and_the_files_used_last(tmp_path: Path) -> None:
     cache = LocalCache(tmp_path / "c", 20 * 4096)
     for number in range(100):
         cache.put([(f"k{number}", bytes([number]) * 4000)])
@@ -41,7 +41,7 @@ def test_the_budget_holds_and_what_was_used_last_stays(tmp_path: Path) -> None:
     assert get(cache, "large") is None and used(cache) == before
 
 
-def test_a_full_disk_keeps_nothing_and_is_counted(texts: ObjectStore, tmp_path: Path) -> None:
+def test_a_full_disk_caches_nothing_and_is_counted(texts: ObjectStore, tmp_path: Path) -> None:
     """Every write meets a limit of the file system."""
     local = LocalCache(tmp_path / "c", 1 << 24)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -70,7 +70,7 @@ def test_a_file_that_is_too_large_is_removed_unread(texts: ObjectStore, tmp_path
     assert "failed" not in again and again["hits"] == 8
 
 
-def test_other_files_of_the_directory_stay(tmp_path: Path) -> None:
+def test_a_local_cache_leaves_foreign_files_alone(tmp_path: Path) -> None:
     (tmp_path / "ab").mkdir()
     (tmp_path / "ab" / "note").write_text("mine")
     cache = LocalCache(tmp_path, 20 * 4096)

@@ -147,7 +147,7 @@ def test_a_crafted_manifest_gives_a_clear_error_or_a_document(
         publication.restore()
 
 
-def test_a_table_that_readers_would_refuse_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_too_large_for_readers_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "OBJECT_BYTES", 1000)
     with pytest.raises(InvalidInput, match="another prefix"):
         packed.pack(MAGIC, os.urandom(1000))
@@ -156,7 +156,7 @@ def test_a_table_that_readers_would_refuse_is_not_written(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "by, error, words", [(1, NewerFormat, "update memstore"), (-1, OlderFormat, "older version")]
 )
-def test_another_format_is_named(
+def test_a_publication_of_another_format_is_refused(
     by: int, error: type[MemstoreError], words: str, tmp_path: Path
 ) -> None:
     place = WatchedPlace(in_memory())
@@ -188,7 +188,7 @@ def contents(draw: st.DrawFn) -> list[Any]:
 
 @fuzzed
 @given(values=contents(), data=st.data())
-def test_contents_are_refused_or_say_where_records_are(
+def test_crafted_contents_are_refused_or_locate_records(
     values: list[Any], data: st.DataObject
 ) -> None:
     raw = msgpack.packb(values, default=list)
@@ -204,7 +204,7 @@ def test_contents_are_refused_or_say_where_records_are(
             assert extent is None or (block < 3 and layer in found.layers)
 
 
-def test_many_names_in_few_bytes_are_refused_before_they_take_memory() -> None:
+def test_many_names_packed_in_few_bytes_are_refused_before_memory_is_allocated() -> None:
     names = b"\xdd" + (200 << 20).to_bytes(4, "big") + bytes([0xA0]) * (200 << 20)
     crafted = b"\x95\x90\xc4\x00\x91\x00" + names + b"\xc4\x48" + bytes(72)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -214,7 +214,7 @@ def test_many_names_in_few_bytes_are_refused_before_they_take_memory() -> None:
     assert grown < 1 << 20  # KiB
 
 
-def test_contents_that_readers_would_refuse_are_not_written(
+def test_contents_too_large_for_readers_are_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:

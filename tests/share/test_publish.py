@@ -27,7 +27,7 @@ def memory(tmp_path: Path) -> Iterator[MemoryStore]:
 
 
 @pytest.mark.parametrize("size", [32 << 20, 8_000])
-def test_a_published_document_is_pulled_as_it_is_exported(
+def test_a_pulled_document_equals_its_export(
     memory: MemoryStore, place: WatchedPlace, tmp_path: Path, size: int
 ) -> None:
     for text, tokens in enumerate([0, 1, 4, 100, 333]):
@@ -41,7 +41,7 @@ def test_a_published_document_is_pulled_as_it_is_exported(
 # Other content
 
 
-def test_what_is_said_of_a_document_is_sent_without_its_content(
+def test_publishing_changed_metadata_sends_no_content(
     memory: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:
     ingest(memory, "a", 800)
@@ -95,7 +95,9 @@ def test_an_interrupted_push_sends_only_what_is_missing(
     assert place.sent < whole / 10
 
 
-def test_a_create_whose_answer_was_lost_counts(memory: MemoryStore, place: WatchedPlace) -> None:
+def test_a_create_whose_response_was_lost_counts_as_done(
+    memory: MemoryStore, place: WatchedPlace
+) -> None:
     ingest(memory, "a", 50)
 
     create = place.inner.create
@@ -130,7 +132,7 @@ def test_pruning_removes_unnamed_objects_and_nothing_else(
     same_as(memory, place, tmp_path, "text 1", "text 2")
 
 
-def test_a_segment_that_may_be_pruned_is_sent_again(
+def test_a_segment_older_than_the_grace_period_is_sent_again(
     memory: MemoryStore, place: WatchedPlace
 ) -> None:
     ingest(memory, "a", 80)

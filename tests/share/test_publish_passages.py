@@ -149,7 +149,7 @@ def test_checking_sends_damaged_passages_again_for_all_documents(
 
 @pytest.mark.timeout(3600 if RUNS > 20 else 300)
 @pytest.mark.parametrize("seed", range(RUNS))
-def test_in_any_history_readers_see_the_memory_and_nothing_is_lost_or_left(
+def test_after_random_changes_readers_see_the_memory_and_no_object_is_lost_or_left_over(
     seed: int, store: MemoryStore, place: WatchedPlace
 ) -> None:
     source = random.Random(seed)

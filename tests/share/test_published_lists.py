@@ -86,7 +86,9 @@ def lists_of(url: str) -> list[str]:
     return [place.name for place in read_newest(open_object_store(url)).lists]
 
 
-def test_it_finds_what_its_directory_finds(memory: MemoryStore, url: str, tmp_path: Path) -> None:
+def test_a_published_memory_finds_the_same_passages_as_its_directory(
+    memory: MemoryStore, url: str, tmp_path: Path
+) -> None:
     memory.build_index()
     with open_(url) as there, open_(url, local_cache=tmp_path / "cache") as cached:
         for seed in range(6):
@@ -97,7 +99,9 @@ def test_it_finds_what_its_directory_finds(memory: MemoryStore, url: str, tmp_pa
                 torch.testing.assert_close(found[1], here[1])
 
 
-def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore, url: str) -> None:
+def test_readers_of_published_lists_see_new_changed_and_removed_documents(
+    memory: MemoryStore, url: str
+) -> None:
     with open_(url) as reader, ExitStack() as opened:
         assert by_name(reader, 0) is not None
         memory.forget("2")
@@ -125,7 +129,7 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
         torch.testing.assert_close(found[1], expected[1])
 
 
-def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url: str) -> None:
+def test_pruning_keeps_lists_that_a_manifest_names(url: str) -> None:
     objects = open_object_store(url)
     lists = lists_of(url)
     assert len(lists) > 2 and {found.name for found in objects.names("lists")} == {*lists}
@@ -144,7 +148,7 @@ def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url
 
 @pytest.mark.parametrize("which", [0, 1, -1])
 @pytest.mark.parametrize("how", ["flipped", "cut", "zeros", "gone"])
-def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
+def test_damaged_published_lists_are_ignored_and_named_by_verify(
     which: int, how: str, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without lists, landmarks and words of the documents are read."""

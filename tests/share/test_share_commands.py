@@ -50,7 +50,7 @@ def test_a_memory_is_published_listed_checked_and_pulled(
     assert run("verify", "--store", url, "--json").json["documents"] == 1
 
 
-def test_damage_is_named_and_ends_with_1(memory: Path, url: str, tmp_path: Path) -> None:
+def test_commands_name_damage_and_exit_with_1(memory: Path, url: str, tmp_path: Path) -> None:
     run("share", "push", url, "--store", memory)
     (segment,) = (tmp_path / "library" / "segments").glob("*/*")
     right = segment.read_bytes()

@@ -40,7 +40,7 @@ EACH = RUNS // 3 // ROUND * ROUND  # reads with each rate of faults
 
 @pytest.mark.parametrize("rate", [0.1, 0.35, 0.8])
 def test_no_fault_gives_a_wrong_block(texts: ObjectStore, tmp_path: Path, rate: float) -> None:
-    """A share of all reads of the store and of both caches fails, in every way; the host tier is so
+    """A share of all reads of the store and of both caches fails, in every way. The host tier is so
     small that every lease reads again.
     """
     told: Counter[str] = Counter()

@@ -76,7 +76,7 @@ def test_a_landmark_model_answers_the_same(
     assert stats["remote"]["hits"] == 0 and stats["local"]["hits"] > 0
 
 
-def test_opening_reads_no_block_and_only_landmarks_of_attached_documents(
+def test_opening_a_publication_reads_only_landmarks_of_attached_documents(
     model: LandmarkModel, path: Path
 ) -> None:
     place = WildPlace(open_object_store(f"file://{path}/there"), Wild(0, 0.0))

@@ -15,7 +15,7 @@ from memstore.share.open_object_store import open_object_store
 from support.services import S3_ENVIRONMENT
 
 
-def test_an_interrupt_leaves_a_store_that_does_not_answer() -> None:
+def test_ctrl_c_ends_a_request_to_a_store_that_hangs() -> None:
     code = (
         "from memstore.store.memory_store import MemoryStore\n"
         "MemoryStore.open('s3://bucket/x', deadline=600)"

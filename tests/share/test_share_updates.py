@@ -132,7 +132,7 @@ def test_an_open_reader_answers_from_what_is_published_now(library: Library) -> 
         assert {match.document for match in memory.search("the brown mare")} <= {"other", "more"}
 
 
-def test_an_idle_reader_looks_before_it_answers(library: Library) -> None:
+def test_an_idle_reader_checks_for_a_newer_manifest_before_it_answers(library: Library) -> None:
     with reader(library, refresh=60.0) as memory:
         memory.ask(QUESTION, max_new_tokens=4)
         library.replace()

@@ -92,7 +92,7 @@ def nothing_is_left(place: WatchedPlace) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_writer_killed_at_any_call_can_be_followed(
+def test_a_publisher_killed_at_any_call_leaves_the_old_or_the_new_state(
     writer: str, when: str, made: tuple[MemoryStore, WatchedPlace], tmp_path: Path
 ) -> None:
     """Before or after every second call: before one call is after the one before it."""
@@ -134,7 +134,7 @@ def test_a_writer_killed_at_any_call_can_be_followed(
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_writer_that_another_overtakes_loses_nothing(
+def test_concurrent_publishers_lose_nothing(
     writer: str, other: str, made: tuple[MemoryStore, WatchedPlace], tmp_path: Path
 ) -> None:
     """Another process writes just before the manifest is created, or before anything is deleted;

@@ -125,7 +125,9 @@ def test_the_same_text_is_not_computed_again(reader, store, computed) -> None:
 
 
 @pytest.mark.parametrize("blocks", [[0], [2, 5, 6]])
-def test_what_is_kept_as_text_is_read_as_if_it_were_stored(reader, store, tmp_path, blocks) -> None:
+def test_passages_kept_as_text_give_the_answers_of_stored_ones(
+    reader, store, tmp_path, blocks
+) -> None:
     expected = states(reader, store, "kept", blocks)
     with create(reader, tmp_path / "text") as text:
         document = reader.ingest(TEXT, text, name="text", keep="text")
@@ -140,7 +142,7 @@ def test_what_is_kept_as_text_is_read_as_if_it_were_stored(reader, store, tmp_pa
         assert text.verify().clean and text.stats()["file_bytes"] < store.stats()["file_bytes"] / 2
 
 
-def test_text_alone_travels(reader, tmp_path) -> None:
+def test_documents_stored_as_text_are_exported_and_published(reader, tmp_path) -> None:
     with create(reader, tmp_path / "text") as text:
         reader.ingest(TEXT, text, name="text", keep="text")
         expected = states(reader, text, "text", [1])
@@ -157,7 +159,7 @@ def test_text_alone_travels(reader, tmp_path) -> None:
         assert away.verify().clean
 
 
-def test_a_repair_drops_what_is_damaged_of_a_passage_and_no_document(reader, store) -> None:
+def test_a_repair_drops_damaged_keys_and_values_but_no_document(reader, store) -> None:
     reader.ingest(TEXT, store, name="copy")
     expected = states(reader, store, "kept", [1])
     spoil(store, "kept", 1)
@@ -178,7 +180,7 @@ def test_a_repair_drops_what_is_damaged_of_a_passage_and_no_document(reader, sto
 
 
 @pytest.mark.timeout(3600 if FLIPS > 200 else 300)
-def test_whatever_bit_of_a_record_flips_what_is_read_is_right(reader, store, caplog) -> None:
+def test_a_flipped_bit_of_a_record_never_changes_an_answer(reader, store, caplog) -> None:
     rng, blocks = Random(3), store.document("kept").blocks
     expected = [states(reader, store, "kept", [block]) for block in range(blocks)]
     catalog = store._catalog
@@ -205,7 +207,7 @@ def test_whatever_bit_of_a_record_flips_what_is_read_is_right(reader, store, cap
     assert store.verify().clean
 
 
-def test_passages_that_cannot_be_had_are_computed_or_left_out_and_their_document_named(
+def test_unavailable_passages_are_computed_or_named_and_left_out(
     reader, store, tmp_path, monkeypatch
 ) -> None:
     url = f"file://{tmp_path}/published"
@@ -240,9 +242,7 @@ def test_passages_that_cannot_be_had_are_computed_or_left_out_and_their_document
             assert [one.block for one in session.chosen] == [0, 2]
 
 
-def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
-    reader, store, tmp_path
-) -> None:
+def test_the_next_reader_of_a_publication_reuses_computed_passages(reader, store, tmp_path) -> None:
     url = f"file://{tmp_path}/published"
     expected = states(reader, store, "kept", [0, 3, 5])
     publish_memory(store, url, keep="text")
@@ -268,7 +268,7 @@ def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
         assert away.stats()["tiers"]["valkey"]["failed_damaged"] > 0
 
 
-def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
+def test_a_damaged_published_passage_is_computed_and_reported(
     reader, store, tmp_path, caplog
 ) -> None:
     url = f"file://{tmp_path}/published"
@@ -290,7 +290,7 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
     assert "damaged passages were computed again" in caplog.text
 
 
-def test_what_one_question_computed_the_next_one_finds(reader, tmp_path) -> None:
+def test_the_next_question_reuses_computed_passages(reader, tmp_path) -> None:
     path = tmp_path / "text"
     with create(reader, path) as text:
         reader.ingest(TEXT, text, name="text", keep="text")

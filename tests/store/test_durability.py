@@ -64,7 +64,7 @@ def seconds_of(children: ForkServer, job: str, path: Path, *arguments: object) -
     return children.processor_seconds
 
 
-def test_killed_ingest_resumes_to_the_bytes_of_an_undisturbed_one(
+def test_killed_ingest_resumes_to_the_bytes_of_an_uninterrupted_one(
     children: ForkServer, tmp_path: Path
 ) -> None:
     chance = random.Random(SEED)

@@ -188,7 +188,7 @@ def test_nothing_is_left_of_a_document_of_passages(tmp_path: Path, way: str) -> 
     assert is_whole(path)
 
 
-def test_what_is_written_after_an_erasure_holds_nothing_of_the_process_memory(path: Path) -> None:
+def test_pages_written_after_an_erasure_hold_no_freed_process_memory(path: Path) -> None:
     with opened(path) as store:
         document = store.document(SECRET)
         for _ in range(20):  # the ids are in freed memory of this process, too
@@ -202,9 +202,7 @@ def test_what_is_written_after_an_erasure_holds_nothing_of_the_process_memory(pa
     assert found(path) == {} and is_whole(path)
 
 
-def test_erasing_removes_index_files_and_what_was_begun_and_other_openings_go_on(
-    path: Path,
-) -> None:
+def test_erasing_removes_index_and_partial_files_and_other_openings_go_on(path: Path) -> None:
     pytest.importorskip("faiss")
     with opened(path) as store, MemoryStore.open(path) as other:
         ingest(other, "long", 300 * CHUNK, text=4, commit_bytes=1 << 20)
@@ -228,7 +226,7 @@ def test_erasing_removes_index_files_and_what_was_begun_and_other_openings_go_on
         assert [row.name for row in store.documents()][-1] == "next"
 
 
-def test_a_memory_that_is_open_elsewhere_is_not_erased_from_and_goes_on(path: Path) -> None:
+def test_erasing_is_refused_while_another_process_has_the_memory_open(path: Path) -> None:
     code = """
 import sys
 from memstore.store.memory_store import MemoryStore
@@ -281,7 +279,7 @@ with MemoryStore.open(arguments[0]) as store:
     assert found(path) == {}
 
 
-def test_an_erasure_killed_at_any_instant_is_done_or_not_begun(
+def test_an_erasure_killed_at_any_system_call_is_done_or_not_begun(
     path: Path, children: ForkServer, tmp_path: Path
 ) -> None:
     code = """
@@ -358,7 +356,7 @@ with MemoryStore.open(arguments[0]) as store:
     assert is_whole(again)
 
 
-def test_a_change_after_compacting_is_noticed_whatever_the_number_of_its_transaction(
+def test_a_change_after_compacting_is_noticed_even_with_a_reused_transaction_number(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "memory"

@@ -46,7 +46,7 @@ def store(tmp_path: Path):
 
 @settings(max_examples=5)
 @given(data=st.data())
-def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, data) -> None:
+def test_passages_read_back_from_directory_export_and_publication(tmp_path_factory, data) -> None:
     path = tmp_path_factory.mktemp("passages")
     codec = data.draw(st.sampled_from(["raw", "zstd"]))
     text, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 60))
@@ -86,7 +86,7 @@ def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, dat
     shutil.rmtree(path)
 
 
-def test_a_document_of_passages_gives_some_of_them(store) -> None:
+def test_a_range_of_passages_of_a_document_is_read(store) -> None:
     document = ingest(store, "a", 20)
     assert document.memory_layers(store.signature) == [0] and is_whole(store.path)
     assert same(store.passages("a", 3, 9), passages(1, 3, 9)) and not store.passages("a", 99)
@@ -104,7 +104,7 @@ def test_a_document_of_passages_gives_some_of_them(store) -> None:
         {"words": words(1, 0, 2)},
     ],
 )
-def test_what_is_no_batch_of_passages_is_refused(store, change) -> None:
+def test_an_inconsistent_batch_of_passages_is_refused(store, change) -> None:
     given = {
         "passages": passages(1, 0, 1),
         "kv": kept(1, 0, 1),
@@ -137,7 +137,7 @@ def test_settings_and_memories_without_passages_are_refused(store, tmp_path) -> 
 
 
 @pytest.mark.parametrize("gone", [0, 3, 4, 9, 12])
-def test_parts_that_are_missing_are_noticed(store, gone: int) -> None:
+def test_missing_parts_of_a_document_are_noticed(store, gone: int) -> None:
     document = ingest(store, "a", 10)  # parts at 0, 3, 4, 9
     database = store._catalog.database
     database.write(lambda txn: txn.delete("tokens", tokens_key(document.id, gone)))

@@ -109,7 +109,7 @@ def test_flipped_bit_of_a_meta_page_undoes_no_commit(memory: Path) -> None:
     assert refused(memory, [(at, bit) for at in places for bit in range(8)]) > 400
 
 
-def test_flipped_bit_of_the_root_page_never_ends_the_process_at_opening(memory: Path) -> None:
+def test_a_flipped_bit_of_the_root_page_never_crashes_the_process_at_opening(memory: Path) -> None:
     begin = newest_and_older(memory)[0] * PAGE
     lower, upper = struct.unpack_from("<HH", (memory / "data.mdb").read_bytes(), begin + 12)
     places = [*range(begin, begin + lower), *range(begin + upper, begin + PAGE)]
@@ -138,7 +138,7 @@ def rows(path: Path) -> list[tuple[int, bytes]]:
         return [(read_number_key(key), row) for key, row in txn.scan_checked("documents")]
 
 
-def test_unreadable_commit_is_reported_and_not_undone(memory: Path) -> None:
+def test_an_unreadable_commit_is_reported_and_not_rolled_back(memory: Path) -> None:
     newest, _ = newest_and_older(memory)
     spoil(memory, newest * PAGE, b"\xff" * 64)
     with pytest.raises(CorruptMemory, match="cannot be read"):

@@ -39,7 +39,7 @@ def opened(path: Path, **options: bool) -> MemoryStore:
     return MemoryStore.open(path, SIGNATURE, host_budget=BUDGET, **options)
 
 
-def test_readers_that_look_often_seldom_or_late_see_the_same_documents(tmp_path: Path) -> None:
+def test_readers_that_refresh_often_or_rarely_see_the_same_documents(tmp_path: Path) -> None:
     """Whatever was missed, few changes or more than the memory tells of."""
     random, path = Random(1), filled(tmp_path / "memory", 30)
     with opened(path) as store, opened(path) as often, opened(path) as seldom:
@@ -64,7 +64,9 @@ def test_readers_that_look_often_seldom_or_late_see_the_same_documents(tmp_path:
 
 
 @pytest.mark.parametrize("what", ["damaged", "missing"])
-def test_all_rows_are_read_where_what_tells_of_changes_is_gone(tmp_path: Path, what: str) -> None:
+def test_all_rows_are_read_again_when_the_log_of_changes_is_missing_or_damaged(
+    tmp_path: Path, what: str
+) -> None:
     path = filled(tmp_path / "memory", 10)
 
     def spoil(txn: Transaction) -> None:

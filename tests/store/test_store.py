@@ -311,7 +311,7 @@ def small_map(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_ingest_without_room_stops_and_is_resumed_once_there_is(
+def test_ingest_on_a_full_disk_stops_and_can_be_resumed(
     path: Path, small_map: pytest.MonkeyPatch
 ) -> None:
     with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
@@ -330,7 +330,7 @@ def test_ingest_without_room_stops_and_is_resumed_once_there_is(
 
 
 @pytest.mark.parametrize("mode", ["new", "replace"])
-def test_ingest_without_room_leaves_no_row(
+def test_ingest_that_finds_no_room_at_all_leaves_no_row(
     path: Path, mode: str, small_map: pytest.MonkeyPatch
 ) -> None:
     name = "first" if mode == "replace" else "second"

@@ -78,7 +78,7 @@ def test_the_same_text_under_another_name_is_stored_once(store) -> None:
     assert not records(store) and not told(store) and is_whole(store.path)
 
 
-def test_passages_forgotten_under_a_writer_are_left_to_questions(store) -> None:
+def test_passages_forgotten_during_a_write_are_computed_by_questions(store) -> None:
     ingest(store, "a", COUNT)
     some = passages(1, 0, COUNT)
     with store.write_document("b", source_hash="b", settings=SETTINGS) as writer:
@@ -91,7 +91,7 @@ def test_passages_forgotten_under_a_writer_are_left_to_questions(store) -> None:
     assert set(told(store).values()) == {1} and is_whole(store.path)
 
 
-def test_passages_may_be_text_alone(store) -> None:
+def test_passages_can_be_stored_as_text_alone(store) -> None:
     kept = {"landmarks": landmarks(1, 0, 2), "words": words(1, 0, 2)}
     with store.write_document("a", source_hash="a", settings=SETTINGS) as writer:
         writer.add_passages(passages(1, 0, 2), [], given=[], **kept)
@@ -102,7 +102,7 @@ def test_passages_may_be_text_alone(store) -> None:
     assert is_whole(store.path)
 
 
-def test_erasing_leaves_what_others_hold(store) -> None:
+def test_erasing_keeps_passages_that_other_documents_hold(store) -> None:
     ingest(store, "a", COUNT)
     ingest_known(store, "b", COUNT // 2)
     store.forget("a", erase=True)
@@ -110,7 +110,7 @@ def test_erasing_leaves_what_others_hold(store) -> None:
     assert records(store) == COUNT // 2 and is_whole(store.path)
 
 
-def test_an_import_shares_what_is_there(store, tmp_path) -> None:
+def test_an_import_shares_passages_that_are_stored_already(store, tmp_path) -> None:
     ingest(store, "a", COUNT)
     export_document(store, "a", tmp_path / "file")
     there = records(store)
@@ -133,7 +133,7 @@ def change_row(store: MemoryStore, **what: int) -> None:
 
 
 @pytest.mark.parametrize("references", [0, 1, 7])
-def test_counts_are_verified_and_put_right(store, references: int) -> None:
+def test_wrong_reference_counts_are_found_and_repaired(store, references: int) -> None:
     ingest(store, "a", COUNT)
     ingest_known(store, "b", COUNT)
     change_row(store, references=references)
@@ -172,7 +172,7 @@ def test_a_repair_mends_the_tables_of_passages_and_drops_no_document(store, lost
     assert (store.retrieval.stored_at([(document.id, 0)]) == [None]) == (lost == "row")
 
 
-def test_another_codec_is_another_passage(tmp_path) -> None:
+def test_passages_of_different_codecs_are_stored_separately(tmp_path) -> None:
     for codec in ("raw", "zstd"):
         with create(tmp_path / codec, codec=codec) as store:
             ingest(store, "a", 9)
@@ -219,7 +219,7 @@ def check_after_kill(children: ForkServer, memory: Path, export: Path) -> None:
 
 @pytest.mark.skipif(not killed_calls.SUPPORTED, reason="system calls are traced on Linux alone")
 @pytest.mark.timeout(7200 if CALLS > 100 else 300)
-def test_changes_killed_at_a_call_that_changes_a_file_lose_nothing_and_count_right(
+def test_changes_killed_at_any_system_call_lose_nothing_and_keep_reference_counts_right(
     children: ForkServer, tmp_path: Path, begun: tuple[Path, Path]
 ) -> None:
     rng, (origin, export), told_calls = Random(12), begun, tmp_path / "calls"
@@ -238,7 +238,7 @@ def test_changes_killed_at_a_call_that_changes_a_file_lose_nothing_and_count_rig
 
 @pytest.mark.skipif(not killed_calls.SUPPORTED, reason="system calls are traced on Linux alone")
 @pytest.mark.timeout(7200 if CALLS > 100 else 300)
-def test_an_export_and_a_publication_killed_at_any_call_are_as_before_or_complete(
+def test_an_export_or_publication_killed_at_any_call_is_unchanged_or_complete(
     children: ForkServer, tmp_path: Path, begun: tuple[Path, Path]
 ) -> None:
     rng, (memory, export), told_calls = Random(12), begun, tmp_path / "calls"
@@ -299,7 +299,7 @@ def ingest_text(store: MemoryStore, name: str, count: int) -> Document:
         return writer.finish()
 
 
-def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> None:
+def test_a_computed_passage_of_a_forgotten_document_is_not_cached(tmp_path) -> None:
     with create(tmp_path / "m", codec="raw") as store:
         document = ingest_text(store, "book", 3)
         with MemoryStore.open(tmp_path / "m", host_budget=1 << 20) as other:

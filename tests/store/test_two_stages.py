@@ -83,9 +83,7 @@ def numbers(scope: Scope, whole: Scope) -> list[int]:
     return [at[document] + block for document, begin, end in scope for block in range(begin, end)]
 
 
-def test_what_is_proposed_is_scored_as_without_lists_and_holds_the_best(
-    memory: MemoryStore,
-) -> None:
+def test_lists_propose_the_best_passages_with_their_exact_scores(memory: MemoryStore) -> None:
     whole, found = everything(memory), []
     for seed in range(40):
         short, scores = shortlist(memory, seed, whole), exact(memory, seed, whole)
@@ -106,7 +104,7 @@ def test_what_is_proposed_is_scored_as_without_lists_and_holds_the_best(
     assert np.mean(found) > 0.95
 
 
-def test_a_rare_word_brings_in_what_lists_do_not_find(memory: MemoryStore) -> None:
+def test_a_rare_word_adds_passages_that_the_lists_miss(memory: MemoryStore) -> None:
     memory.forget("2")
     new = add(memory, "new", 5, 20)
     texts = {memory.document(name).id: int(name) for name in "134"} | {new.id: 5}
@@ -140,7 +138,7 @@ def test_nothing_outside_a_scope_is_proposed(memory: MemoryStore) -> None:
     assert memory.retrieval.shortlist(*asked(0), [(whole[0][0], 0, 200)]) is None
 
 
-def test_documents_that_came_or_changed_are_scored_exactly(memory: MemoryStore) -> None:
+def test_new_and_changed_documents_are_scored_exactly(memory: MemoryStore) -> None:
     memory.forget("2")
     add(memory, "3", 33, EACH - 7, mode="replace")
     new = add(memory, "new", 5, 20)
@@ -155,7 +153,7 @@ def test_documents_that_came_or_changed_are_scored_exactly(memory: MemoryStore) 
     assert len(shortlist(memory, 0, everything(memory)).scope) <= PROPOSED
 
 
-def test_what_is_erased_is_in_no_list(memory: MemoryStore) -> None:
+def test_erased_documents_are_in_no_list(memory: MemoryStore) -> None:
     memory.forget("2", erase=True)
     assert not list((memory.path / "index").iterdir())
     assert memory.retrieval.shortlist(*asked(0), everything(memory)) is None
@@ -163,7 +161,7 @@ def test_what_is_erased_is_in_no_list(memory: MemoryStore) -> None:
     assert_best(memory, 0, everything(memory))
 
 
-def test_damaged_files_cost_time_and_no_answer(
+def test_damaged_lists_are_ignored_with_a_warning_and_answers_stay_the_same(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole, path = everything(memory), memory.path / "index" / "passages.idx"
@@ -186,7 +184,7 @@ def test_damaged_files_cost_time_and_no_answer(
         caplog.clear()
 
 
-def test_words_of_the_lists_are_those_of_the_memory(memory: MemoryStore) -> None:
+def test_words_of_the_lists_score_as_those_of_the_memory(memory: MemoryStore) -> None:
     whole, words = everything(memory), {7: 1.0, 1004: 0.5, 1 << 31 | 2 << 20 | 17: 1.0}
     expected = memory.retrieval.selected.word_scores(words, whole)
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
@@ -196,7 +194,7 @@ def test_words_of_the_lists_are_those_of_the_memory(memory: MemoryStore) -> None
         torch.testing.assert_close(found, expected[numbers(short.scope, whole)])
 
 
-def test_a_killed_rebuild_leaves_the_lists_that_were_there(memory: MemoryStore) -> None:
+def test_a_killed_rebuild_leaves_the_old_lists(memory: MemoryStore) -> None:
     path = memory.path / "index" / "passages.idx"
     before = path.read_bytes()
 
@@ -224,7 +222,7 @@ def test_missing_landmarks_are_reported(memory: MemoryStore) -> None:
             short.token_maxima(rows, [run])
 
 
-def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
+def test_a_question_does_not_read_a_document_that_changed_after_the_search(
     memory: MemoryStore,
 ) -> None:
     whole = everything(memory)
@@ -256,7 +254,9 @@ def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: Me
     assert (memory.document("3").id, 0, EACH - 7) in short.scope
 
 
-def test_compacting_leaves_no_landmarks_of_what_was_forgotten(memory: MemoryStore) -> None:
+def test_compacting_removes_lists_with_landmarks_of_forgotten_documents(
+    memory: MemoryStore,
+) -> None:
     memory.compact()
     assert memory.retrieval.shortlist(*asked(0), everything(memory)) is not None
     memory.forget("2")

@@ -1,4 +1,4 @@
-"""Values that somebody might put in a file, with right checksums, and damaged bytes."""
+"""Wrong values that an attacker might put in a file with right checksums, and damaged bytes."""
 
 import os
 from collections.abc import Iterator

@@ -61,7 +61,7 @@ def docx(sections: Sequence[Section]) -> bytes:
 
 
 def docx_of(body: str, **members: str | bytes) -> bytes:
-    """One with this body, in WordprocessingML."""
+    """A DOCX file with this body (WordprocessingML)."""
     document = f'<w:document xmlns:w="{W}"><w:body>{body}</w:body></w:document>'
     return zipped(
         {

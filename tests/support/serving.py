@@ -48,7 +48,7 @@ class Served:
         self.service, self.url = service, url
 
     def client(self, **options: Any) -> httpx2.Client:
-        """A plain HTTP client of it."""
+        """A plain HTTP client, connected to the server."""
         return httpx2.Client(base_url=self.url, timeout=300, verify=False, **options)
 
     def openai(self, key: str = "none") -> Any:
@@ -70,7 +70,7 @@ class Served:
 
     @asynccontextmanager
     async def mcp(self, key: str = "none", mode: str = "auto") -> AsyncIterator[Any]:
-        """The official MCP client of it."""
+        """The official MCP client, connected to the server."""
         from mcp import Client
         from mcp.client.streamable_http import streamable_http_client
 

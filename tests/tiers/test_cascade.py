@@ -99,9 +99,7 @@ class Standing(Source):
         return self._source.read_from(units, slab, slots)
 
 
-def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though_the_map_grows(
-    tmp_path: Path,
-) -> None:
+def test_forgetting_during_a_prefetch_while_the_map_grows_does_not_deadlock(tmp_path: Path) -> None:
     """A reader's snapshot, the change of the map that waits for it, and the prefetch that waits for
     that: no circle.
     """

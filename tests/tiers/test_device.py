@@ -52,7 +52,7 @@ def test_a_model_on_another_device_answers_as_on_the_cpu(
         assert use(there, tmp_path / "there", "cuda", granularity) == expected
 
 
-def test_a_memory_elsewhere_than_the_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_memory_on_another_device_than_the_model_is_refused_with_advice(tmp_path: Path) -> None:
     directory = save_tiny_model(tmp_path / "model")
     with FakeDevice():
         there = load_model(directory, device="cuda")

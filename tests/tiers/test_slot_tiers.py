@@ -109,7 +109,7 @@ def test_refused_lease_reports_how_many_units_fit(below: CountingSource) -> None
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_replayed_lookups_hit_and_miss_as_a_tier_did(
+def test_replayed_lookups_have_the_hits_and_misses_of_a_tier(
     policy: str, device: str | None, below: CountingSource
 ) -> None:
     chance = random.Random(policy)
@@ -185,7 +185,7 @@ def test_failed_prefetch_leaves_nothing_and_the_lookup_raises(
     check_slots(tier)
 
 
-def test_lookup_waits_for_room_taken_for_a_moment(below: CountingSource) -> None:
+def test_a_lookup_waits_for_slots_that_are_leased_briefly(below: CountingSource) -> None:
     tier = host_tier(below, units=2)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
@@ -217,7 +217,7 @@ def test_lookup_waits_for_room_taken_for_a_moment(below: CountingSource) -> None
 # Drops at awkward moments
 
 
-def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSource) -> None:
+def test_a_unit_dropped_during_its_read_is_not_cached(make: Make, below: CountingSource) -> None:
     tier = make(units=4)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
@@ -265,7 +265,7 @@ def test_host_slot_is_leased_until_its_copy_is_done(
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that interrupts")
-def test_interrupt_releases_every_lock(below: CountingSource) -> None:
+def test_ctrl_c_releases_every_lock(below: CountingSource) -> None:
     """Ctrl-C at any instant: the writer's thread has to get at the tier when the main thread closes
     the document.
     """

@@ -77,7 +77,7 @@ def tokens_of(store: MemoryStore) -> dict[int, int]:
     return {row.id: row.tokens for row in store.ready()}
 
 
-def test_units_are_those_that_were_written_in_any_order_and_part(opened: MemoryStore) -> None:
+def test_any_selection_of_units_reads_back_bit_for_bit(opened: MemoryStore) -> None:
     rng = random.Random(1)
     every = [unit for name in TEXTS for unit in units_of(opened, name)]
     for _ in range(6):
@@ -101,7 +101,7 @@ def test_hits_and_misses_add_up_in_every_tier(opened: MemoryStore) -> None:
     assert not any("failed" in tier for tier in opened.tier_stats().values())
 
 
-def test_a_lease_tells_which_tier_had_a_unit(opened: MemoryStore) -> None:
+def test_a_lease_reports_which_tier_held_a_unit(opened: MemoryStore) -> None:
     units = units_of(opened, "third")[:6]
     names = list(opened.tier_stats())
     with opened.lease(units) as lease:
@@ -110,7 +110,7 @@ def test_a_lease_tells_which_tier_had_a_unit(opened: MemoryStore) -> None:
         assert set(lease.tiers) == {names[0]}
 
 
-def test_what_is_read_ahead_is_a_hit(opened: MemoryStore) -> None:
+def test_a_prefetched_unit_is_a_hit(opened: MemoryStore) -> None:
     units = units_of(opened, "first")[:16]
     assert opened.retrieval.expect(units) == 16
     opened.tiers._threads.shutdown()
@@ -119,7 +119,7 @@ def test_what_is_read_ahead_is_a_hit(opened: MemoryStore) -> None:
     assert (top["prefetched"], top["misses"]) == (16, 0)
 
 
-def test_a_document_that_is_not_there_is_named(opened: MemoryStore) -> None:
+def test_a_missing_document_is_named(opened: MemoryStore) -> None:
     with pytest.raises(DocumentNotFound):
         opened.lease([BlockKey(77, 1, 0, 0)])
     with pytest.raises(DocumentNotFound, match="nothing"):
@@ -127,7 +127,7 @@ def test_a_document_that_is_not_there_is_named(opened: MemoryStore) -> None:
     check(opened, units_of(opened, "third")[:4])
 
 
-def test_closed_is_closed(opened: MemoryStore) -> None:
+def test_a_closed_memory_refuses_every_call(opened: MemoryStore) -> None:
     opened.close()
     opened.close()
     with pytest.raises(MemoryClosed):

@@ -80,7 +80,7 @@ def test_questions_that_a_passage_answers_are_read_with_it(
     torch.testing.assert_close(again.passage(1), read.passage(first + 1), rtol=0, atol=0.02)
 
 
-def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
+def test_training_scores_passages_as_the_finished_selector_does(
     reader: HuggingFacePassageModel, read: States
 ) -> None:
     model = Trained(read, torch.rand(reader.made_for.vocabulary), 32, 0.0)
@@ -112,7 +112,7 @@ def test_the_same_seed_learns_the_same_bits(reader: HuggingFacePassageModel, rea
     assert one.digest == same.digest != other.digest
 
 
-def test_a_gate_loses_at_most_what_it_may() -> None:
+def test_a_gate_refuses_at_most_its_allowed_share_of_answerable_questions() -> None:
     many = [Outcome(0, i / 100, 0.04) for i in range(100)]
     gate = gate_of(many, 2048)
     for caution in CAUTIONS:
@@ -166,7 +166,7 @@ def run(model: Path, *options: str | Path) -> object:
     return app([*command, *map(str, options)], standalone_mode=False)
 
 
-def test_the_command_makes_what_the_model_is_then_read_with(
+def test_the_adapt_command_makes_the_selector_and_adapter_that_loading_finds(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert load_reader(model).selector.spec.name == "words"
@@ -203,7 +203,7 @@ def test_the_command_makes_what_the_model_is_then_read_with(
     assert again.refusal is not None and again.refusal.doubt is None
 
 
-def test_the_command_adapts_a_model_to_texts_that_nobody_asked_about(
+def test_the_command_adapts_a_model_to_texts_without_questions(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     with pytest.raises(typer.BadParameter, match="--questions or --text"):

@@ -76,7 +76,7 @@ def test_every_memory_is_shown_the_same_texts(
     assert all(map(torch.equal, drawn["infini"], drawn["landmark"]))
 
 
-def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothing(
+def test_another_memory_starts_with_the_layers_of_a_landmark_model(
     tmp_path: Path, book: Path
 ) -> None:
     _, none = run(tmp_path / "none", book, MEMORIES["none"])

@@ -89,7 +89,7 @@ def test_unusable_files_are_named(tmp_path):
         assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_corpus_is_its_documents_one_after_the_other(corpus, files, tokenizer):
+def test_a_corpus_concatenates_its_documents(corpus, files, tokenizer):
     assert corpus.tokens.dtype == np.uint16
     assert corpus.tokens.tolist() == [
         token for text in read_documents(files) for token in tokenizer.encode(text)
@@ -232,7 +232,7 @@ def test_every_answer_of_a_chunk_is_stated_in_a_window_it_may_read(tokenizer, co
     assert asked > 100
 
 
-def test_an_updated_fact_is_asked_with_both_windows_in_view(tokenizer, corpus):
+def test_an_updated_fact_is_asked_with_both_values_visible(tokenizer, corpus):
     stated = {"plain": 0.0, "copies": 0.0, "own_questions": 0.0, "pass_key": 0.0, "gaps": (4,)}
     asked = {"updates_asked": 1.0, "continuations": 0, "unrelated": 0, "spans": 0}
     data = recall(tokenizer, corpus, updates=0.4, **stated, **asked)
@@ -255,7 +255,7 @@ def test_an_updated_fact_is_asked_with_both_windows_in_view(tokenizer, corpus):
     assert followed > 20
 
 
-def test_a_memory_of_plain_text_is_runs_and_chunks_continue_them(tokenizer, corpus):
+def test_a_memory_of_plain_text_has_runs_that_chunks_continue(tokenizer, corpus):
     data = recall(tokenizer, corpus, readings=1.0, run=3)
     memory = data.memory(8, 2)
     assert memory.runs == [[0, 1, 2], [3, 4, 5]] and sorted(memory.text_windows) == list(range(8))

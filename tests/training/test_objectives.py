@@ -123,7 +123,7 @@ def test_a_question_equals_the_training_forward(cmt: bool, top_k: int) -> None:
 
 
 @pytest.mark.parametrize("cmt", [True, False])
-def test_a_chunk_that_continues_a_window_sees_its_last_blocks_where_they_stand(cmt: bool) -> None:
+def test_a_chunk_that_continues_a_window_sees_its_last_blocks_at_their_positions(cmt: bool) -> None:
     """The window was read by the session itself: its blocks are the session's own, all of them
     recent here.
     """
@@ -143,7 +143,7 @@ def test_a_chunk_that_continues_a_window_sees_its_last_blocks_where_they_stand(c
     )
 
 
-def test_negatives_take_mass_and_only_from_windows_a_chunk_does_not_see() -> None:
+def test_negatives_come_only_from_windows_that_a_chunk_does_not_see() -> None:
     built = model(cmt=True)
     windows = torch.stack([window(3, seed) for seed in (1, 2, 3)])
     question = torch.stack([window(2, 9)])

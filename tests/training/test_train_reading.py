@@ -60,7 +60,7 @@ def composed(examples, one, most, seed, unanswerable=0.0):
     return examples.compose(one, examples.texts, most, Random(seed), unanswerable)
 
 
-def test_examples_hold_what_answers_and_others_that_only_look_like_it():
+def test_examples_hold_the_answering_passage_and_hard_negatives():
     reader = model_of()
     examples = Examples(CONTEXTS, reader)
     decode = reader.tokenizer.decode
@@ -136,7 +136,7 @@ def test_a_pack_of_text_is_the_stock_models_prompt():
 
 
 @pytest.mark.parametrize("of", ["both", "writer"])
-def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatch):
+def test_training_an_adapter_learns_and_resumes_after_an_interrupt(of, tmp_path, monkeypatch):
     monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
     monkeypatch.setattr("memstore.training.reading._EVERY", 0)  # a checkpoint after every step
     options = ReadingOptions(tokens=8_000, pool_tokens=300, pools=1, most_passages=2)
@@ -194,7 +194,7 @@ def test_texts_ask_about_a_word_of_one_of_their_sentences():
     assert questions_of(texts, 1, 0)[0] in found
 
 
-def test_a_word_with_an_accent_is_as_rare_as_it_is():
+def test_a_word_with_an_accent_gets_its_true_rarity():
     text = "Le café de la place est fermé en août. Un café du port reste ouvert toute la nuit."
     (found,) = questions_of([text], 1, 0)
     assert len(found.questions) == 2
@@ -277,7 +277,7 @@ def test_a_doubt_is_fitted_to_questions_with_and_without_an_answer():
         fit_doubt(model_of(), contexts)
 
 
-def test_a_logistic_regression_finds_what_tells_apart():
+def test_a_logistic_regression_separates_two_classes():
     rng = torch.Generator().manual_seed(0)
     numbers = torch.randn(400, 4, generator=rng) * torch.tensor([3.0, 0.01, 1.0, 5.0]) + 7
     truth = torch.tensor([0.7, 100.0, 0.0, -0.1])

@@ -49,7 +49,7 @@ def same(
     torch.testing.assert_close(found[1], expected[1])
 
 
-def test_a_run_on_another_device_is_the_run_on_the_cpu_and_each_resumes_the_other(
+def test_training_gives_the_same_on_every_device_and_resumes_on_another(
     tmp_path: Path, book: Path
 ) -> None:
     expected = trained(tmp_path / "here", book, "cpu")
@@ -62,7 +62,7 @@ def test_a_run_on_another_device_is_the_run_on_the_cpu_and_each_resumes_the_othe
 
 
 @pytest.mark.parametrize("gain,chosen", [(1.1, "float32"), (2.0, "bfloat16")])
-def test_a_run_takes_the_precision_its_cpu_is_faster_at_and_keeps_it(
+def test_training_takes_the_faster_precision_and_keeps_it(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, gain: float, chosen: str
 ) -> None:
     said: list[str] = []
@@ -163,7 +163,7 @@ def test_the_command_resumes_a_run_in_its_own_shape(tmp_path: Path, books: list[
     assert read_configuration(tmp_path / "of") == LARGER
 
 
-def test_a_run_takes_no_tokenizer_of_a_run_that_was_killed(
+def test_a_new_run_does_not_use_the_tokenizer_of_a_killed_run(
     tmp_path: Path, books: list[Path]
 ) -> None:
     some, more = books
