@@ -84,7 +84,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Units of all lookups, counted."""
+    """Counts of units over all lookups."""
 
     hits: int  # found in the cache
     misses: int  # not found, and cached then
@@ -120,7 +120,7 @@ def replay(
 
 
 class _Cache:
-    """A tier without data."""
+    """A tier that holds keys without data."""
 
     def __init__(self, capacity: int, policy: str) -> None:
         self._cache = make_policy(policy, capacity)
@@ -146,7 +146,7 @@ class _Cache:
             self.misses += len(missing)
 
     def expect(self, units: Sequence[Hashable]) -> None:
-        """One prediction: units that are there are passed over, and what does not fit as well."""
+        """Insert the units of a prediction, up to the capacity; cached ones are skipped."""
         missing = [unit for unit in dict.fromkeys(units) if unit not in self._cache][
             : self._capacity
         ]

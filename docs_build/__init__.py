@@ -1,1 +1,1 @@
-"""The documentation's site: reference pages, tables, and hooks of mkdocs."""
+"""The documentation site: reference pages, tables, and hooks of mkdocs."""

@@ -1,4 +1,4 @@
-"""Fixtures that several files of tests share."""
+"""Fixtures shared by several test files."""
 
 import gc
 import os

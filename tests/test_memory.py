@@ -1,4 +1,4 @@
-"""The Python API: a memory with its model behind one object, with a small real model."""
+"""The Python API, `memstore.open`, with the small model that ships."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Which memory a decoder has instead of landmarks, and its settings; those that are compared."""
+"""Settings of the memories that landmarks are compared with."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal

@@ -16,8 +16,8 @@ from memstore.model.landmark.transformer import ModelConfig, Transformer
 
 
 class Retrieval(nn.Module):
-    """What the layer with a memory learns: a gate b a head, and a temperature a head in the place
-    of 1 / sqrt(d), since its queries and keys have length 1.
+    """Learned parameters of the layer with a memory: a gate for each head, and a temperature for
+    each head in place of 1 / sqrt(d), because its queries and keys have length 1.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -1,10 +1,10 @@
-"""What a layer sees of a text before the segment that it reads: the protocol of every memory that
-landmark attention is compared with; the part that they share, attention inside the segment; and the
-two ends of the comparison, no memory and full attention.
+"""What a layer sees of a text before the current segment: the interface of the memories that
+landmark attention is compared with, attention inside the segment, and the two extremes, no memory
+and full attention.
 
-A text is read in segments of n tokens. In a segment every layer `attend`s, as often as tokens
-arrive; then `advance` counts them; at n tokens `end_segment` makes them past. Queries, keys and
-values arrive without position.
+A text is read in segments of n tokens. In a segment every layer calls `attend` whenever tokens
+arrive; then `advance` counts them; after n tokens `end_segment` moves them into the past. Queries,
+keys and values come without positions.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +34,7 @@ class Attended:
 
 
 class Past(ABC):
-    """The past of a batch of texts, read side by side, and their open segment."""
+    """The past of a batch of texts that are read in parallel, and their open segment."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -43,7 +43,7 @@ class Past(ABC):
         self._window = Window(model)
 
     def enter(self, layer_idx: int, x: Tensor) -> None:  # noqa: B027
-        """A layer begins with the states x [B, T, hidden] of the next tokens."""
+        """Called when a layer starts, with its input states x [B, T, hidden] of the next tokens."""
 
     @abstractmethod
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Past(ABC):
         self.length += tokens
 
     def end_segment(self) -> None:
-        """The open segment is past from now on; nothing is open."""
+        """Move the open segment into the past; a new one is open and empty."""
         self._close()
         self._window.clear()
         self.length = 0
@@ -85,7 +85,7 @@ class Window:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is in it."""
+        """Remove everything."""
         self._keys: list[Tensor | None] = [None] * self._layers
         self._values: list[Tensor | None] = [None] * self._layers
 

@@ -98,7 +98,9 @@ def save_baseline(
 
 
 def load_baseline(directory: Path | str, *, dtype: torch.dtype = torch.float32) -> BaselineModel:
-    """The model of a directory that `save_baseline` wrote. Raises InvalidWeights, InvalidConfig."""
+    """Load the model that `save_baseline` wrote to a directory. Raises InvalidWeights,
+    InvalidConfig.
+    """
     directory = Path(directory)
     memory = memory_of(directory)
     if memory is None:

@@ -16,7 +16,7 @@ from memstore.model.model_api import ModelAPI
 
 
 def data_file(memory: Path) -> Path:
-    """The file of a memory that its blocks lie in."""
+    """The file that holds a memory's blocks."""
     return memory / "data.mdb"
 
 

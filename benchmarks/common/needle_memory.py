@@ -144,8 +144,8 @@ def ask(
     """Ask every question of a task against `length` tokens of memory; None if that length cannot be
     asked.
 
-    blocks_read: by all lookups that were done; a block is read by a row that gives it any
-    attention. memory_share: of its attention that a (token, head, layer) gives to memory, the mean.
+    blocks_read: number of blocks read by all lookups; a row reads a block if it gives the block any
+    attention. memory_share: mean share of attention that a (token, head, layer) gives to memory.
     """
     settings = model.lookup.changed(**lookup)
     one_by_one = settings.granularity != "per_token_per_head"

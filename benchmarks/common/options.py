@@ -55,7 +55,7 @@ def prepare(threads: int) -> None:
 
 
 def load(options: argparse.Namespace) -> LandmarkModel:
-    """The model under test."""
+    """Load the landmark model under test."""
     prepare(options.threads)
     return load_model(options.model)
 

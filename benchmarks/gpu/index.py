@@ -1,5 +1,5 @@
-"""FAISS beside the exact search on the device: one layer's landmark keys, one query row a head, as
-a decoding step asks.
+"""FAISS compared with the exact search on the device: landmark keys of one layer, one query row for
+each head, as in a decoding step.
 """
 
 from collections.abc import Iterator

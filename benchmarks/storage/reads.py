@@ -257,7 +257,7 @@ def units_of(shape: Shape, blocks: Sequence[int]) -> list[BlockKey]:
 
 
 def slab_of(shape: Shape) -> tuple[torch.Tensor, list[tuple[int]]]:
-    """Slots for a batch of records."""
+    """A slab with a slot for each unit of a batch of records, and its slots."""
     count = BATCH * shape.heads
     slab = torch.zeros(count, 2, shape.rows, shape.dim, dtype=torch.float16)
     return slab, [(slot,) for slot in range(count)]
@@ -309,7 +309,7 @@ class Cold:
         )
 
     def gets(self, _: int) -> float:
-        """LMDB's own gets, of one batch."""
+        """One batch by LMDB's own gets."""
         (drawn,) = self.memory.sample(1)
         self.kept.append(self.memory.drop_cache())
 

@@ -1,5 +1,5 @@
-"""The other memories against transcriptions of their papers in float64, and what must hold of each
-whatever the weights.
+"""The other memories compared with float64 transcriptions of their papers, and properties that hold
+for any weights.
 """
 
 import math
@@ -40,7 +40,7 @@ SEGMENT = 8
 
 
 def decoder(memory: str | MemoryConfig, seed: int = 0, **changes: object) -> BaselineTransformer:
-    """A decoder in float64 whose every parameter is random, what the memory learns included."""
+    """A float64 decoder with random parameters, those of its memory included."""
     config = MEMORIES[memory] if isinstance(memory, str) else memory
     model = BaselineTransformer(CONFIG, replace(config, **changes)).double()
     generator = torch.Generator().manual_seed(seed)

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.gpu`, in small on a CPU: every part runs, a call goes on where one was
-killed, and what fails stops nothing else.
+"""`python -m benchmarks.gpu` on a CPU with tiny sizes: every part runs, a killed call is continued,
+and a failing case stops no other.
 """
 
 import json

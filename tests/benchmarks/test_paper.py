@@ -1,4 +1,4 @@
-"""The paper's tables: which runs they train and take up again, and what they count."""
+"""The paper's tables: which runs they train and resume, and what they count."""
 
 import math
 import sys

@@ -1,6 +1,6 @@
-"""Benchmarks of passage models: choosers find words, a memory's passages are answered as text that
-is the same, interrupted runs continue, and what is timed is what is answered; and the planted
-questions of the results tables do not change, and hold their answers in other books.
+"""Benchmarks of passage models: baselines find words, memory and text give the same first token for
+the same passage, interrupted runs continue, and the planted questions of the results tables stay
+the same and work in other books.
 """
 
 import argparse

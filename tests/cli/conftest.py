@@ -1,4 +1,4 @@
-"""A text, and a memory of it, for the tests of commands."""
+"""A text and a memory of it, for the tests of commands."""
 
 import shutil
 from pathlib import Path

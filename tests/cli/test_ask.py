@@ -1,4 +1,4 @@
-"""The commands that ask: ask, chat, search; what a terminal shows of them."""
+"""The commands ask, chat and search, and what they show on a terminal."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Every error of a user is one line, and changes nothing."""
+"""A user's mistake is reported in one line and changes nothing."""
 
 import subprocess
 from pathlib import Path

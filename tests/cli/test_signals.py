@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM end a command in order: the exit status says which, the memory stays whole,
-and no partial file is left.
+"""Ctrl-C and SIGTERM: the exit status names the signal, the memory stays whole, and no partial file
+is left.
 """
 
 import os

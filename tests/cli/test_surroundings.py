@@ -1,5 +1,5 @@
-"""What a memory may find around it: names of any bytes, hard links, clocks that go back, and file
-systems that cannot be written.
+"""Unusual surroundings of a memory: names of any bytes, hard links, and file systems that cannot be
+written.
 """
 
 import os

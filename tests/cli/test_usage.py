@@ -1,4 +1,4 @@
-"""Help, wrong usage, shell completion, and which memory a command takes."""
+"""Help, wrong usage, and which memory a command uses."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tables beside the blocks: signature, documents and their states, tokens, landmark keys."""
+"""The catalog of a memory: signature, format, codec, and rows of documents."""
 
 from collections.abc import Iterator
 from dataclasses import replace

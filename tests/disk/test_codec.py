@@ -1,5 +1,5 @@
-"""Codecs and the records they fill: the values that are read back, and that nothing but the record
-asked for is ever decoded. Every test that takes `codec` runs over all of CODECS.
+"""Codecs and records: values read back, and no record is decoded in place of another. Tests that
+take `codec` run over all of CODECS.
 """
 
 import tracemalloc

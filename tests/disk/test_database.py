@@ -1,6 +1,4 @@
-"""The environment under the tables: it is written by one process at a time, and says what is wrong
-by name.
-"""
+"""The LMDB environment: one process writes at a time, and every failure has a named error."""
 
 import multiprocessing
 import os

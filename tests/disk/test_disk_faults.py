@@ -1,6 +1,4 @@
-"""Faults below the disk tier: each ends in an error that names what is wrong, or in the right
-answer, later.
-"""
+"""I/O faults under the disk tier give a named error, and later reads are right."""
 
 import errno
 import itertools

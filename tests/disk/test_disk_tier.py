@@ -1,6 +1,4 @@
-"""The disk tier: what is written is read into any slots, and a damaged, missing or forgotten record
-is named.
-"""
+"""The disk tier: records read back into any slots, and damaged or missing ones are named."""
 
 import random
 from collections.abc import Iterator

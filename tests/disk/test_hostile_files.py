@@ -1,5 +1,5 @@
-"""A memory's directory, and the directory one works in, may be somebody else's: nothing of them is
-run, and nothing outside the memory is written, removed or shown.
+"""A memory's directory or the working directory may belong to an attacker: nothing in them is
+executed, and nothing outside the memory is written, removed or shown.
 """
 
 import fcntl

@@ -1,5 +1,5 @@
-"""Runs of what blocks are found by: what is stored reads back, cut and joined too; its size is the
-one that is reckoned, and nothing else is taken for it.
+"""Stored runs of landmarks and words: they read back, also cut and joined, with the expected size,
+and invalid ones are refused.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Pages name what exists: links lead somewhere; commands, options and Python names are there."""
+"""The pages name existing things: links, commands, options and Python names."""
 
 import ast
 import re

@@ -1,5 +1,5 @@
-"""What people have becomes text, and every character of it stands where it stood there: on its
-page, under its headings.
+"""Documents of all kinds become text, and every character keeps its place: its page and its
+headings.
 """
 
 import io

@@ -1,5 +1,5 @@
-"""A document may be anything: what cannot be read is refused by name in one line, within bounds of
-memory and time, and nothing is read but what it holds itself.
+"""Hostile documents: a file that cannot be read is refused by name in one line, within limits of
+memory and time, and nothing outside it is read.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""What tests of loading share."""
+"""Fixtures shared by tests of loading models."""
 
 import shutil
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Every architecture: a document that was stored, and read whole, gives the logits that the stock
-model gives for the same text; or the architecture is refused by name.
+"""Every architecture gives the stock model's logits for a stored document that is read whole, or is
+refused by name.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder with a memory: stored, resumed, asked, recalled, and refused."""
+"""A Hugging Face decoder with a memory: ingest, resume, ask, search, refuse."""
 
 import subprocess
 

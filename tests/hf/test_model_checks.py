@@ -1,6 +1,4 @@
-"""A model that cannot be used is refused in one line, and one that can be used only in part is
-reported in one line.
-"""
+"""A model that cannot be used, or only in part, is reported in one line."""
 
 import io
 import json

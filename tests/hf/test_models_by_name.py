@@ -1,4 +1,4 @@
-"""Which model a memory gets, and which one is taken to ask it."""
+"""Which model a new memory gets, and which model asks an existing one."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Weights of 8 and 4 bits: which layers get which, what they change of an answer, and that nothing
-that is stored is computed with them.
+"""Weights of 8 and 4 bits: which layers use them, how little they change an answer, and that stored
+keys and values are computed without them.
 """
 
 import threading
@@ -45,8 +45,8 @@ def drawn(seed: int = 0) -> Tensor:
 
 
 def in_4_bits(top: int, seed: int = 0) -> Tensor:
-    """Weights on grids of groups of 32, whose largest is at level `top` of 15: as of Q4_0, which
-    often leaves the last one free.
+    """Weights on 4-bit grids of 32 numbers, whose largest is at level `top` of 15. Q4_0 often
+    leaves the last level unused.
     """
     draw = torch.manual_seed(seed)
     codes = torch.randint(0, top + 1, (OUT, IN // 32, 32), generator=draw).float()

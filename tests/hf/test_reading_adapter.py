@@ -1,4 +1,4 @@
-"""A reading adapter: where it is taken and where not, and its files, which are peft's."""
+"""Reading adapters: where they apply, and their files in peft's format."""
 
 import json
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, from its package: read a text once, ask about it in a new process."""
+"""SmolLM2-135M-Instruct from its package: ingest a text, ask it in a new process."""
 
 import json
 import subprocess

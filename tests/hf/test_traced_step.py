@@ -1,4 +1,4 @@
-"""A generated token's pass through the layers as graphs: the same as through the modules."""
+"""Traced graphs of the layers give a generated token the states that the modules give."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The exact landmark index: search in scopes while documents grow and go."""
+"""The exact landmark index: searches in scopes while documents are added and removed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Engines over landmark keys: what they find, and the files that hold them."""
+"""Engines over landmark keys: recall, updates, and their files."""
 
 import sys
 import threading

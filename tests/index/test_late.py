@@ -1,5 +1,5 @@
-"""Late interaction: the maxima over each block's tokens are those of the plain product, whatever
-the scope, and the documents that came and went.
+"""Late interaction: maxima over the tokens of each block equal plain products, for any scope and
+after any additions and removals.
 """
 
 import pytest
@@ -26,7 +26,7 @@ def queries(rows: int = 5) -> Tensor:
 
 
 def check(found: TokenIndex, scope: list[tuple[int, int, int]], blocks: list[Tensor]) -> None:
-    """The maxima of a scope of these blocks' landmarks, against the products in float64."""
+    """Compare the maxima of a scope with products in float64. blocks: landmarks of each block."""
     q, maxima = queries(), found.maxima(queries(), scope)
     assert maxima.shape == (len(q), len(blocks)) and maxima.dtype == torch.float32
     for best, own in zip(maxima.T, blocks):

@@ -1,4 +1,4 @@
-"""Stored lists are read as they were made, and nothing else is taken for such."""
+"""Stored lists read back unchanged, and damaged or foreign ones are refused."""
 
 import numpy as np
 import pytest

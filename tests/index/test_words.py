@@ -1,4 +1,4 @@
-"""BM25 over scopes: equal to bm25s over the same texts, whatever came and went before."""
+"""BM25 over scopes equals bm25s over the same texts, after any additions and removals."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The scripts of examples/ run as their docstrings say."""
+"""The scripts of examples/ work as their docstrings say."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""Grouped-softmax flash attention in Triton against torch: on a GPU if there is one, else in
-Triton's interpreter.
+"""Grouped-softmax flash attention in Triton compared with torch, on a GPU or in Triton's
+interpreter.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""The Triton kernels of inference against the reference: interpreted on a CPU in small, on a GPU at
-real sizes.
+"""Triton kernels of inference compared with the reference: tiny and interpreted on a CPU, at real
+sizes on a GPU.
 
-A kernel's error is judged against the reference in float64, and may be twice the reference's own in
+Errors are measured against the reference in float64; a kernel's may be twice the reference's own in
 the same dtype.
 """
 

@@ -1,5 +1,5 @@
-"""A library that several workers ingest is published as one process publishes it, whichever of them
-ends, and whenever; nothing is ingested twice, and nothing is left out without a reason.
+"""Several workers publish a library as one process would, whichever of them is killed and when.
+Nothing is ingested twice, and every omitted document has a reported reason.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""docs/library.md tells the truth: its commands, run in order in an empty directory on a cluster of
-this machine, print what it shows, but for times.
+"""The commands of docs/library.md, run in order on a cluster of this machine, print what the page
+shows, except for times.
 """
 
 import re

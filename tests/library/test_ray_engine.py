@@ -1,7 +1,7 @@
-"""`memstore ingest --to` on a real cluster of two workers: readers and the command itself
-are killed, and the same command goes on to what one process publishes.
+"""`memstore ingest --to` on a real cluster of two workers. Workers and the command are killed, and
+the same command reaches the result of one process.
 
-MEMSTORE_RAY_KILLS (4) sets how often; `make soak` sets more.
+MEMSTORE_RAY_KILLS (4) sets the number of kills; `make soak` sets more.
 """
 
 import ast

@@ -1,5 +1,5 @@
-"""Chunked inference with a memory: the published implementation's numbers, and
-docs/appendix/method.md transcribed literally.
+"""Chunked inference with a memory equals the published implementation's numbers and a literal
+transcription of docs/appendix/method.md.
 """
 
 import re

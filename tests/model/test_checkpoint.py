@@ -1,5 +1,5 @@
-"""A landmark model's checkpoint is refused where its weights contradict its config; and the values
-of its context miss token.
+"""Checkpoints of landmark models: weights that contradict the config are refused, and values of the
+context miss token are loaded.
 """
 
 from collections.abc import Callable

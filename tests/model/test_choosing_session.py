@@ -1,4 +1,6 @@
-"""Sessions of a passage model: what is read, where it stands, and what of a long chat is held."""
+"""Sessions of a passage model: which passages are read, at which positions, and what is kept of a
+long chat.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which passages a question reads of those that score best, and what opens the gate."""
+"""Which of the best passages a question reads, and what opens the gate."""
 
 from typing import Any
 

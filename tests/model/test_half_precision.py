@@ -1,4 +1,4 @@
-"""A model whose weights are in half precision: its numbers are near those of float32."""
+"""A model in half precision gives numbers close to those of float32."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A memory's index over a real store: built with the model's queries and kept in files."""
+"""The landmark index of a real memory: built from the model's queries and stored in files."""
 
 import logging
 import shutil

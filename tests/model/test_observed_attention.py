@@ -1,4 +1,4 @@
-"""What is told of a step: how much its last row attends to each passage."""
+"""Reported attention: how much the last row of a step attends to each passage."""
 
 from itertools import accumulate, pairwise
 

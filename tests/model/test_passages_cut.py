@@ -1,4 +1,6 @@
-"""A text as passages: nothing is lost, sentences stay whole, edits move only their neighbours."""
+"""Cutting text into passages: no character is lost, sentences stay whole, and an edit changes only
+passages near it.
+"""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What is computed of a passage: the same to rounding, whatever is computed with it."""
+"""Encoding passages: the batch that a passage is in changes its keys and values by rounding alone."""
 
 from contextlib import nullcontext
 from itertools import islice

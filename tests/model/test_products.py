@@ -1,4 +1,4 @@
-"""Linear layers by another library: the same to rounding, and only while it is asked for."""
+"""Fast linear layers equal torch's to rounding, and are used only inside their context."""
 
 import torch
 from torch import nn

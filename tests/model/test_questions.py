@@ -1,4 +1,4 @@
-"""Which messages ask something, and what they ask."""
+"""Which messages ask a question, and which part of a message is the question."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is reported of an answer: its sources, its tokens, and the cost."""
+"""The report on an answer: its sources, tokens and costs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Search with real stores and a tiny random model: what comes first, its scope, what it refuses."""
+"""Search with real stores and a tiny random model: ranking, scope, refusals."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Selectors: what they keep of tokens, their scores, the scores by a shortlist, how many blocks are
-read.
-"""
+"""Selectors: landmarks of tokens, scores, scores on a shortlist, gates, files."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Reading, resuming and asking with real stores and a tiny random model: exactness, sources, and
-what is counted.
+"""Ingest, resume and ask with real stores and a tiny random landmark model: exactness, sources,
+counts.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Settings out of range, and what is no text, are refused by name."""
+"""Settings out of range, and questions that are not text, are refused by name."""
 
 from pathlib import Path
 

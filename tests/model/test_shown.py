@@ -1,6 +1,4 @@
-"""What is shown of a block that was cut after so many tokens: whole sentences, of bounded length,
-with the places where they stand.
-"""
+"""The text shown for a block: whole sentences of bounded length, with their place."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A recorded step, run on a CPU: what it gives is what an ordinary one gives."""
+"""A recorded decoding step, run on a CPU, gives the states of an ordinary step."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A text is checked as a whole before anything is stored."""
+"""A text is checked as a whole before anything of it is stored."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Tokens of several sessions read in one walk: the same as each alone, and one that fails leaves
-the others as they are.
+"""Several answers generated in shared passes equal those generated alone, and one that fails does
+not disturb the others.
 """
 
 import pytest

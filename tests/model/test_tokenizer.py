@@ -1,4 +1,4 @@
-"""The tokenizer: text survives it whole, digits stay single, and how a text arrives changes
+"""The tokenizer: decoding restores the text, digits are single tokens, and splitting a text changes
 nothing.
 """
 

@@ -1,6 +1,5 @@
-"""The page in a real browser: an empty memory, a thread of answers and refusals, details, uploads
-and deletions, by mouse, by keyboard and on a phone; without errors in the console and requests to
-other hosts.
+"""The page in a real browser: asking, refusals, details, uploads and deletions, by mouse, by
+keyboard and on a phone, without console errors or requests to other hosts.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Who may ask a server what: keys and their scopes, Host and Origin, the length of bodies, and what
-no answer ever says.
+"""Access to a server: keys and scopes, Host and Origin, body sizes, and secrets that no answer
+contains.
 """
 
 import socket

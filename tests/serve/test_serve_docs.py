@@ -1,5 +1,5 @@
-"""The commands and the Python of docs/serving.md are run, in order, and succeed; the dashboard of
-docs/deploy names metrics that exist.
+"""Commands and Python of docs/serving.md run and succeed; the dashboard of docs/deploy uses
+existing metrics.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Documents over HTTP: uploaded as a file, listed while they are ingested, searched,
-read and deleted; and what becomes of uploads that fail, or whose server is killed.
+"""Documents over HTTP: upload, list, search, read, delete; uploads that fail, and uploads to a
+server that is killed.
 """
 
 import os

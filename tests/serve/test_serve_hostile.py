@@ -1,5 +1,5 @@
-"""A property of every request, right or broken: the answer is a success, or an error in OpenAI's
-shape that blames the request and names no path of the server.
+"""Any request, valid or not, gets a success or an error in OpenAI's format that blames the request
+and shows no path of the server.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The page of the inspector and its routes: files, policy, the trace of an answer, the tiers."""
+"""Routes of the inspector: page files, security policy, traced answers, tiers."""
 
 import re
 from pathlib import Path

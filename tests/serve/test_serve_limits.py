@@ -1,4 +1,4 @@
-"""A full queue, clients that leave, answers that take too long, and the end of a server."""
+"""A full queue, clients that disconnect, answers that take too long, and stopping a server."""
 
 import json
 import signal

@@ -1,6 +1,4 @@
-"""MCP through the official client, over stdio and HTTP: every tool, the scopes of keys, and
-errors.
-"""
+"""MCP through the official client, over stdio and HTTP: every tool, key scopes, errors."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A server of a published memory answers from it, writes nothing, and names what is unreachable."""
+"""A server of a published memory: it answers, refuses writes, and reports an unreachable store."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A server refuses what the memory does not answer, as the command line does."""
+"""A server refuses questions that the memory does not answer, as the command line does."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,5 @@
-"""The worker: documents are ingested between the steps of questions; answers that are made at the
-same time share forward passes, and equal those made alone.
+"""The worker: documents are ingested between steps of questions; concurrent answers share forward
+passes and equal those made alone.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The cache in a directory keeps its budget, on a full disk, and whatever others put into it."""
+"""The local cache keeps its budget, also on a full disk and with foreign files in its directory."""
 
 import os
 import resource

@@ -1,5 +1,6 @@
-"""Objects of a publication may be damaged, or crafted by an attacker: reading gives a clear error
-or the right value. MEMSTORE_PUBLISHED_HOSTILE sets the number of examples.
+"""Damaged or crafted objects of a publication: reading gives a clear error or the right value.
+
+MEMSTORE_PUBLISHED_HOSTILE sets the number of examples.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Documents are published to an object store and pulled back: bit for bit, once, whole or not at
-all.
+"""Documents are published to an object store and pulled back: bit for bit, once, and whole or not
+at all.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""Passages are published once, by content: what an earlier version or another document sent is not
-sent again, however documents change and are unpublished and pruned.
+"""Passages are published once, by content: a passage that an earlier version or another document
+sent is not sent again.
 
 MEMSTORE_PUBLISHED_RANDOM sets the number of random histories.
 """

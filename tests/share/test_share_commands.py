@@ -1,4 +1,4 @@
-"""The commands that publish a memory, and those that read a publication."""
+"""Commands that publish a memory, and commands that read a publication."""
 
 import os
 from pathlib import Path

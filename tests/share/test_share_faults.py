@@ -1,5 +1,7 @@
-"""Reading a publication while everything fails in turn: no wrong block, every failure named, and
-readers that recover by themselves. MEMSTORE_SHARE_FAULTS sets the number of reads.
+"""Reading a publication while store and caches fail: no wrong block, every failure named, readers
+recover.
+
+MEMSTORE_SHARE_FAULTS sets the number of reads.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A publication answers as its directory does, to rounding, for both kinds of models."""
+"""A publication gives the answers of its directory, to rounding, for both kinds of models."""
 
 from pathlib import Path
 from typing import Any

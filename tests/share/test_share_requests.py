@@ -1,4 +1,4 @@
-"""Requests that hang delay neither Ctrl-C nor the end of the process, and end in time."""
+"""Requests that hang: Ctrl-C interrupts them, and they end at their deadline."""
 
 import os
 import signal

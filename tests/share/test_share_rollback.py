@@ -1,5 +1,5 @@
-"""An older manifest in place of a newer one is refused where a local cache remembers the newer one,
-and an open reader never goes back.
+"""Rollback of a publication: an older manifest is refused if the local cache knows a newer one, and
+an open reader never goes back.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""Readers with a real Valkey or Redis server before the object store:
-whatever the server loses, and however it ends, reads are slower and never wrong.
+"""Readers with a real Valkey or Redis server: whatever the server loses and however it fails, reads
+are slower and never wrong.
 """
 
 import json

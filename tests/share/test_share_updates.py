@@ -1,5 +1,5 @@
-"""Documents are published, replaced and removed while readers are open: readers follow without
-being reopened, an answer ends with the documents it began with, and publishers lose nothing.
+"""Publications change while readers are open: readers follow without reopening, and an answer ends
+with the documents it began with.
 """
 
 import shutil
@@ -78,7 +78,7 @@ def written(model: ModelAPI, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def library(tmp_path: Path, model: ModelAPI, written: Path) -> Iterator[Library]:
-    """A copy of it."""
+    """A copy of the library for one test."""
     for part in ("m", "there"):
         shutil.copytree(written / part, tmp_path / part)
     with MemoryStore.open(tmp_path / "m", model.signature) as memory:

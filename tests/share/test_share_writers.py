@@ -1,5 +1,5 @@
-"""Processes that write to a publication: killed at any call, one leaves the state before or after,
-whole, and the same command continues; overtaken by another, it loses nothing of the other's.
+"""Processes that write to a publication. Killed at any call, one leaves the old or the new state,
+whole, and the same command continues. Overtaken by another, it loses none of the other's changes.
 """
 
 from collections.abc import Callable, Iterator
@@ -137,9 +137,8 @@ def test_a_publisher_killed_at_any_call_leaves_the_old_or_the_new_state(
 def test_concurrent_publishers_lose_nothing(
     writer: str, other: str, made: tuple[MemoryStore, WatchedPlace], tmp_path: Path
 ) -> None:
-    """Another process writes just before the manifest is created, or before anything is deleted;
-    or prunes, with no grace at all, when everything is sent. The result is that of one after the
-    other.
+    """Another process writes just before the manifest is created or anything is deleted, or prunes
+    without a grace period when everything is sent. The result is that of one after the other.
     """
     (store, base), work = made, WRITERS[writer][0]
     place, expected = copy_of(base), copy_of(base)

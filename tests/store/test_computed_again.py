@@ -1,6 +1,4 @@
-"""Keys and values that are not stored, or damaged, are computed when a question needs them: what is
-read is the same.
-"""
+"""Missing or damaged keys and values are computed when a question needs them, with the same result."""
 
 import logging
 import os

@@ -1,8 +1,8 @@
-"""What survives: SIGKILL at random instants of writing, flipped bytes and truncated files. Never a
-wrong block.
+"""SIGKILL at random instants, flipped bytes and truncated files: committed data is never lost, and
+a wrong block is never returned.
 
-MEMSTORE_KILLS (4) and MEMSTORE_FLIPS (24) set how often; `make soak` sets more.
-MEMSTORE_SEED makes other instants.
+MEMSTORE_KILLS (4) and MEMSTORE_FLIPS (24) set the number of trials; `make soak` sets more.
+MEMSTORE_SEED chooses other instants.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""What is left of a document in the bytes of a memory's files, after it was forgotten, erased, or
-half imported.
+"""Which bytes of a document remain in a memory's files after it was forgotten, erased, or partly
+imported.
 """
 
 import shutil

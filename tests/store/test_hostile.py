@@ -1,7 +1,7 @@
-"""Crafted and damaged exports, rows and names: each is refused by a named error with the memory
-unchanged, or is a document that every verb can use.
+"""Crafted and damaged exports, rows and names are refused by a named error with the memory
+unchanged, or give a usable document.
 
-MEMSTORE_HOSTILE (100) sets how many examples each property test tries; `make soak` sets more.
+MEMSTORE_HOSTILE (100) sets the examples of each property test; `make soak` sets more.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""Documents of passages: whatever they were written in, and wherever they went, they are the same
-passages, with the same bits.
-"""
+"""Documents of passages have the same bits after any way of writing, exporting and publishing."""
 
 import shutil
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Damage is reported and ends no process. A repair drops damaged documents, and changes nothing
-where what leads to documents is damaged.
+"""Damage is reported and crashes no process. A repair drops damaged documents, and changes nothing
+where the tables that lead to documents are damaged.
 """
 
 import os

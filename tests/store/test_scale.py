@@ -1,6 +1,4 @@
-"""A memory of many documents: what writing, forgetting and noticing changes read, counted in rows;
-what several readers then see.
-"""
+"""A memory of many documents: what several readers see after many changes."""
 
 from contextlib import closing
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""A memory with a selector: what blocks are found by is stored, found, cut, moved and checked with
-the blocks.
-"""
+"""A memory with a selector: landmarks and words are stored, moved and verified with their passages."""
 
 import shutil
 from dataclasses import replace

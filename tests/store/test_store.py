@@ -1,4 +1,4 @@
-"""A memory in one process as its users see it: opening, writing, continuing, forgetting, moving."""
+"""A memory in one process, as users see it: open, write, resume, forget, export, import."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""A memory that several processes, threads and openings read and write at once."""
+"""Several processes, threads and openings read and write one memory."""
 
 import shutil
 import threading

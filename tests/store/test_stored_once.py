@@ -1,6 +1,4 @@
-"""Passages are stored once, by what they say, whatever documents hold them; what nobody holds is
-gone, and what somebody does never is.
-"""
+"""A passage is stored once for all documents that hold it, and is removed with the last of them."""
 
 import os
 import shutil

@@ -1,5 +1,5 @@
-"""A large memory is searched in two stages: what the lists propose is scored as it would be without
-them, and what they do not know is not left out.
+"""Search in two stages: proposed passages get their exact scores, and documents that the lists do
+not know are not left out.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""A real browser, driven over the DevTools protocol: Debian's Chromium, without a screen."""
+"""A real browser (headless Chromium), driven over the DevTools protocol."""
 
 import json
 import shutil

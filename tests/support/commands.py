@@ -1,4 +1,4 @@
-"""Commands as users give them, in this process or one of their own, and what tests say of them."""
+"""Running commands as users type them, in this process or another, and checks of their results."""
 
 import contextlib
 import io
@@ -104,7 +104,7 @@ def become_nobody() -> None:
 
 
 def refused(result: Result, *words: str, status: int = 2) -> None:
-    """One line on stderr that says these words, nothing on stdout."""
+    """The command printed one line on stderr with these words, and nothing on stdout."""
     assert (result.status, result.out) == (status, "")
     assert result.err.startswith("error: ") and result.err.count("\n") == 1
     for word in words:

@@ -1,6 +1,4 @@
-"""A source of units below a tier, without a disk: it counts what is read, and can be slow, stand
-still, or fail.
-"""
+"""A source of units under a tier, without a disk: it counts reads, and can be slow, stop, or fail."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""A small memory that the model that ships can be asked: the README's diary, and a second text."""
+"""A small memory for the model that ships: the README's diary and a letter."""
 
 from pathlib import Path
 

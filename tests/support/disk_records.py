@@ -1,5 +1,5 @@
-"""Records of tensors, encoded and decoded alone, and a catalog whose records are computed from
-where they stand, with a tier over it.
+"""Records of tensors, encoded and decoded alone, and a catalog with computed records and a disk
+tier.
 """
 
 from dataclasses import replace

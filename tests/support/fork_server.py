@@ -91,7 +91,7 @@ def several_job(path: str) -> int:
 
 
 def changes_job(path: str, export: str) -> int:
-    """Every other way to change a memory, one after the other; begun anew it does what is left."""
+    """All other kinds of changes to a memory, in order; run again, it does what is left."""
     with MemoryStore.open(path, host_budget=BUDGET) as store:
         names = {document.name for document in store.documents()}
         ingest(store, "grows", 40 * CHUNK + 9, text=2, mode="replace", commit_bytes=5000)
@@ -104,7 +104,7 @@ def changes_job(path: str, export: str) -> int:
 
 
 def shared_job(path: str, export: str) -> int:
-    """Changes to documents that hold the same passages; begun anew it does what is left."""
+    """Change documents that share passages; run again, it does what is left."""
     write = passage_documents.ingest
     with MemoryStore.open(path, host_budget=BUDGET) as store:
         names = {document.name for document in store.documents()}
@@ -265,7 +265,7 @@ def serve() -> None:
 
 
 class ForkServer:
-    """The server's other end. processor_seconds: what the job that ended last has used."""
+    """Client of the fork server. processor_seconds: CPU time of the last job."""
 
     def __init__(self) -> None:
         self.processor_seconds = 0.0

@@ -1,4 +1,6 @@
-"""Processes forked from this one, which has imported everything, where a test starts many."""
+"""Processes forked from the test process, for tests that start many: everything is imported
+already.
+"""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""A proxy before a server, whose answers are cut, late, doubled, changed, or another's, by seed."""
+"""A proxy whose server's answers are cut, delayed, doubled, changed or swapped, by seed."""
 
 import random
 import socket
@@ -95,7 +95,7 @@ class Proxy:
         return kind not in ("cut", "garbage", "answer")
 
     def close(self) -> None:
-        """No connection any more."""
+        """Accept no more connections."""
         self._server.close()
 
 

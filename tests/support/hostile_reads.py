@@ -1,5 +1,5 @@
-"""A process of its own that reads a published memory by several threads, compares what it gets with
-what was written, and tells how often reads failed, and by which name: JSON on stdout.
+"""A process that reads a published memory by several threads and compares every block. It prints
+the failures by name as JSON.
 """
 
 import json

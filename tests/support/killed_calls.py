@@ -1,6 +1,5 @@
-"""Kills a process at any one of its system calls that change files: it is traced by its parent
-(ptrace, Linux), which counts the calls of all its threads, children's too, and ends them all just
-before one of them.
+"""Kill a process just before any one of its system calls that change files. Its parent traces it
+(ptrace, Linux) and counts these calls of all its threads and children.
 """
 
 import ctypes

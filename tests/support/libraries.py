@@ -1,5 +1,5 @@
-"""Folders that are read in as libraries, what reads them in this process, and what is then
-published of them.
+"""Folders to ingest as libraries, an engine that ingests them in this process, and checks of what
+is published.
 """
 
 import random

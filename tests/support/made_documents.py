@@ -1,4 +1,4 @@
-"""Small documents of every kind that is read, made by hand."""
+"""Small documents of every kind, made by hand."""
 
 import io
 import zipfile

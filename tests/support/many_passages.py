@@ -1,5 +1,5 @@
-"""Documents of many passages, found by one landmark a token and by words, which keep no keys and
-values: vectors lie around common directions, as those of texts do.
+"""Documents of many passages with landmarks and words but without keys and values. Landmarks lie
+around common directions, as those of texts do.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A process of its own that a test speaks with, line by line."""
+"""A process that a test talks to line by line."""
 
 import subprocess
 import sys

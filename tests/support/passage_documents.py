@@ -1,4 +1,4 @@
-"""Documents of passages, without a model: everything of a passage follows from (text, block)."""
+"""Documents of passages without a model: everything follows from (text, block)."""
 
 import random
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Where things stand in this repository."""
+"""Paths of this repository."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Places for published memories: of each kind, counted, and stopped at a call."""
+"""Object stores for tests: in memory, with counted calls, and stopped at a call."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the system tells of the processes that a test begins."""
+"""The processes that a test starts, as the system reports them."""
 
 import os
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Published memories for tests, and places and caches that fail in every way."""
+"""Published memories for tests, and object stores and caches that fail in every way."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""Publications of a test's memory, what happens amid one, and what is compared after it."""
+"""Publishing a test's memory, changing the publication, and comparing it."""
 
 from pathlib import Path
 
@@ -39,9 +39,7 @@ def segments(place: WatchedPlace) -> set[str]:
 
 
 def same_as(store: MemoryStore, place: WatchedPlace, tmp_path: Path, *wanted: str) -> None:
-    """What is published of documents is what the memory exports, byte for byte, also once it was
-    pulled.
-    """
+    """Published documents, and their pulled copies, equal the memory's exports byte for byte."""
     other = tmp_path / f"pulled-{newest_number(place)}"
     with MemoryStore.create(other, store.signature, codec="raw", selector=store.selector) as pulled:
         for name in wanted:

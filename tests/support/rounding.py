@@ -1,4 +1,4 @@
-"""Two computations of the same numbers: in batches of another shape, by another kernel."""
+"""Comparing two computations of the same numbers, made in other batches or by another kernel."""
 
 from collections.abc import Sequence
 

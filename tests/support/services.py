@@ -1,5 +1,5 @@
-"""Servers for tests marked `services`: each a process of its own, on a free port, with nothing in
-it. What is not installed is skipped with one line.
+"""Servers for tests marked `services`: each an empty process on a free port. Tests of a missing
+program are skipped.
 """
 
 import hmac

@@ -52,7 +52,9 @@ class Served:
         return httpx2.Client(base_url=self.url, timeout=300, verify=False, **options)
 
     def openai(self, key: str = "none") -> Any:
-        """OpenAI's client of it; it reads no certificates, which takes longer than an answer."""
+        """OpenAI's client, connected to the server. It loads no certificates: that takes longer
+        than an answer.
+        """
         import openai
 
         plain = openai.DefaultHttpxClient(verify=False)
@@ -155,7 +157,7 @@ def serving_store(
 
 @contextmanager
 def process(memory: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """`memstore serve` as a process of its own, and where it answers."""
+    """Run `memstore serve` as a process; yields it and the URL it serves at."""
     words = ["serve", "--store", memory, "--port", "0", *options, "--json"]
     started = start(*words, fresh=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

@@ -1,4 +1,4 @@
-"""Commands that a page shows, with what they are said to print, run as its reader would."""
+"""Commands that a page shows with their output, run as its reader would run them."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def steps(console: str) -> list[Step]:
 
 
 def variables(directory: Path) -> dict[str, str]:
-    """Those of a reader who has installed memstore, and has set none of ours."""
+    """Environment variables of a user who has installed memstore and set none of its variables."""
     programs = directory / ".programs"
     programs.mkdir(exist_ok=True)
     memstore = programs / "memstore"

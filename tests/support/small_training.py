@@ -1,4 +1,4 @@
-"""Training runs of a few small steps, which are interrupted and go on."""
+"""Training runs of a few small steps, interrupted and resumed."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

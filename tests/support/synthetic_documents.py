@@ -1,6 +1,4 @@
-"""Documents without a model: tokens, blocks and landmark keys that follow from (text, layer,
-block); their ingest.
-"""
+"""Documents without a model: tokens, blocks and landmark keys follow from (text, layer, block)."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Device, host and disk as one: what is dropped stays away, and what is refused."""
+"""Device, host and disk tier together: dropped units do not come back, and invalid budgets are
+refused.
+"""
 
 import threading
 from collections.abc import Sequence

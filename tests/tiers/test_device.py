@@ -1,6 +1,4 @@
-"""A model and its memory on another device than the CPU: nothing is left behind, and the numbers
-are the same.
-"""
+"""A model and its memory on another device: all tensors are there, and the numbers are the same."""
 
 from pathlib import Path
 

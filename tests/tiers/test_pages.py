@@ -1,4 +1,4 @@
-"""Tiers of passages: units of several slots, as many as their tokens need."""
+"""Tiers of passages: a unit takes as many slots as its tokens need."""
 
 from collections.abc import Sequence
 

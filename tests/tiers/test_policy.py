@@ -1,4 +1,4 @@
-"""Eviction policies give hit for hit what libcachesim gives."""
+"""Eviction policies have the hits of libcachesim, lookup by lookup."""
 
 import random
 from collections.abc import Hashable, Iterable

@@ -1,5 +1,5 @@
-"""The prefetcher never blocks, never raises and never changes an answer; whatever fails below, its
-threads live on.
+"""The prefetcher never blocks, raises or changes an answer, and its threads survive any failure
+below.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Conformance suite of the tiers with slots (host and device): leases, pins, budgets, prefetches,
-drops at any moment, and replays.
+"""Conformance suite of the host and device tiers: leases, pins, budgets, prefetches, drops,
+replays.
 """
 
 import random

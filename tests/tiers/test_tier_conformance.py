@@ -1,5 +1,5 @@
-"""Every tier that a lookup may end in gives what was written, and counts alike: one suite over the
-directory, the device tier above it, and published memories through every cascade.
+"""One suite over every tier that a lookup may end in: the directory, the device tier, and
+publications with every combination of caches.
 """
 
 import random
@@ -29,8 +29,8 @@ UNIT = 2 * 4 * 8 * 2
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A memory in a directory, published beside it as records of codec zstd, and in this process as
-    raw ones.
+    """A memory in a directory, published next to it in codec zstd, and in this process in codec
+    raw.
     """
     path = tmp_path_factory.mktemp("written")
     with write(path / "m", codec="zstd") as store:

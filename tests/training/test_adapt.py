@@ -1,4 +1,4 @@
-"""Making a selector: texts with questions, their states, training, the gate, and the command."""
+"""Adapting a model: training texts with questions, the selector, the gate, and the command."""
 
 import json
 from dataclasses import replace

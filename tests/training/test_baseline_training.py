@@ -1,4 +1,4 @@
-"""Training with other memories than landmarks: the same texts, resumable, and told apart."""
+"""Training other memories than landmarks: the same texts, resumable runs, distinct checkpoints."""
 
 import json
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Training data: corpora read from files, and recall batches whose every answer can be found where
-it says.
+"""Training data: corpora read from files, and recall batches in which every answer is stated where
+the batch says.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""Training a reading adapter: examples, packs that compute what a session computes, and a loop that
-learns and goes on where it was interrupted.
-"""
+"""Training a reading adapter: examples, packs that compute what sessions compute, and resuming."""
 
 import json
 import re

@@ -1,5 +1,5 @@
-"""A training run is the same on every device and resumes on another one; a new run takes nothing of
-one that was killed.
+"""Training runs are the same on every device and resume on another; a new run uses nothing of a
+killed one.
 """
 
 from dataclasses import replace
