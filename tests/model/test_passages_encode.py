@@ -1,4 +1,4 @@
-"""Encoding passages: the batch that a passage is in changes its keys and values by rounding alone."""
+"""Encoding passages: the batch of a passage changes its keys and values by rounding alone."""
 
 from contextlib import nullcontext
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Missing or damaged keys and values are computed when a question needs them, with the same result."""
+"""Missing or damaged keys and values are computed for a question, with the same result."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""A memory with a selector: landmarks and words are stored, moved and verified with their passages."""
+"""A memory with a selector stores, moves and verifies landmarks and words with their passages."""
 
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A source of units under a tier, without a disk: it counts reads, and can be slow, stop, or fail."""
+"""A source of units under a tier, without a disk: it counts reads; it can be slow or fail."""
 
 import random
 import threading

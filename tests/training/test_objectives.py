@@ -1,4 +1,4 @@
-"""Training computes what inference computes: windows equal chunks, questions equal fresh sessions."""
+"""Training computes what inference does: windows equal chunks, questions equal fresh sessions."""
 
 import pytest
 import torch
