@@ -65,8 +65,10 @@ def below() -> "CountingSource":
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
-    """A server of a memory with one document, `diary`, that the tests of a file share; keyless, on
-    loopback. Those of other files may change what its threads call, such as the clock.
+    """One server for the tests of a file: a memory with one document, `diary`, without keys, on
+    loopback.
+
+    It is new for each file, as tests may change what its threads call, such as the clock.
     """
     from support.serving import serving
 
@@ -102,7 +104,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def the_model(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that are not told of a model take the tiny one."""
+    """Makes the tiny model the default of every command."""
     monkeypatch.setenv("MEMSTORE_MODEL", str(model_path))
 
 

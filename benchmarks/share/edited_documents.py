@@ -54,7 +54,7 @@ def counted_requests() -> Iterator[Counter[str]]:
         return counted
 
     names = ("get", "get_range", "names", "create", "put", "_delete")
-    calls = {name: counting(name, getattr(ObjectStore, name)) for name in names}
+    calls: dict[str, Any] = {name: counting(name, getattr(ObjectStore, name)) for name in names}
     with patch.multiple(ObjectStore, **calls):
         yield counts
 

@@ -40,7 +40,7 @@ SEGMENT = 8
 
 
 def decoder(memory: str | MemoryConfig, seed: int = 0, **changes: object) -> BaselineTransformer:
-    """A float64 decoder with random parameters, those of its memory included."""
+    """A float64 decoder whose parameters, and those of its memory, are random."""
     config = MEMORIES[memory] if isinstance(memory, str) else memory
     model = BaselineTransformer(CONFIG, replace(config, **changes)).double()
     generator = torch.Generator().manual_seed(seed)
@@ -79,7 +79,7 @@ def rotary(layer: int, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tenso
 
 
 def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, score: Score) -> Tensor:
-    """q [H, n, D] behind all but the last n of k, v [Hkv, S, D]: one softmax a row, in loops."""
+    """Attention of q [H, n, D], the last n positions, over k, v [Hkv, S, D]: row by row, in loops."""
     before = k.shape[1] - q.shape[1]
     output = torch.zeros_like(q)
     for head in range(q.shape[0]):

@@ -56,7 +56,7 @@ def called(line: str) -> Iterator[list[str]]:
 
 
 def wrong(words: list[str]) -> str | None:
-    """What there is not, of the words behind `memstore`."""
+    """Which of the words after `memstore` no command has."""
     verb = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
     path = next(
         (p for n in (2, 1) if (p := " ".join(["memstore", *verb[:n]])) in COMMANDS and verb[:n]),

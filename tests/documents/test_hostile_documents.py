@@ -53,12 +53,12 @@ OUTSIDE = "<!DOCTYPE x [<!ENTITY i SYSTEM 'file:///etc/passwd'>]>"
 
 
 def here(data: bytes, name: str, limits: Limits = LIMITS) -> Converted:
-    """A document as it is read, in this process."""
+    """Reads a document in this process."""
     return convert(data, form_of(data, name), limits)
 
 
 def refused(data: bytes, name: str, *words: str, limits: Limits = LIMITS) -> None:
-    """It is, in one line that says these words."""
+    """Reading it is refused, in one line that holds these words."""
     with pytest.raises(UnreadableDocument) as said:
         here(data, name, limits)
     assert "\n" not in str(said.value) and all(word in str(said.value) for word in words), said

@@ -26,7 +26,7 @@ TOLERANCE = 2e-4  # of the largest logit: float32, in another order
 
 
 def prompted(reader, store, blocks, question):
-    """Logits of a question that reads passages, and the ids of the prompt that they stand for."""
+    """Logits of a question that reads passages, and the ids of the prompt that means the same."""
     document = store.document("text")
     chosen = [Chosen(document.id, block) for block in blocks]
     with reader.session(store, retrieve=False, top_k=len(blocks)) as session:

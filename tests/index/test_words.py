@@ -54,7 +54,7 @@ def check(index: WordIndex, scope: list[tuple[int, int, int]], blocks: list[str]
 
 
 def test_scores_equal_bm25s_while_documents_come_change_and_go() -> None:
-    """In an index of sorted words, too, of which not all documents are known."""
+    """This includes an index of sorted words that knows only some of the documents."""
     some, lengths, keys, first = [], [], [], 0
     for number, size in ((1, 30), (None, 40), (3, 50)):
         blocks = texts(size, 100 + size)

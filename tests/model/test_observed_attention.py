@@ -16,8 +16,9 @@ from support.tiny_decoder import of_kind, word_reader
 @pytest.mark.parametrize("parts", [[3, 1, 9], [2] * 19])  # of these more than heads are wide
 @pytest.mark.parametrize("biased", [False, True])
 def test_masses_are_those_of_the_softmax(kind: str, parts: list[int], biased: bool) -> None:
-    """Oracle: the keys that are held, in float64; beside a window, a cap of the scores and a bias
-    for each part. And what is attended to is the same as where nothing is told.
+    """Compares masses with a float64 softmax over the held keys, with a window, a cap or biases.
+
+    The output is the same as without observing.
     """
     reader = word_reader(of_kind(kind))
     told: list[tuple[int, Tensor, Tensor]] = []

@@ -33,7 +33,7 @@ _PARTS = (
 
 
 class Remembering(Tokenizer):
-    """Encodes a text once: those of a test have nearly all their sentences in common."""
+    """Encodes each text once, as the texts of a test share nearly all their sentences."""
 
     def encode(self, text: str) -> list[int]:
         return [*self._known(text)]
@@ -61,9 +61,7 @@ def texts(text: str, **changed: Any) -> list[str]:
 
 
 def check(text: str, passages: list[Passage]) -> None:
-    """Everything comes back but white space at the end, and the tokens are those of the text by
-    itself.
-    """
+    """The passages give the text back but for white space at its end, and its tokens."""
     back = ""
     for one in passages:
         back += one.gap

@@ -21,9 +21,7 @@ def chosen(
     lse: np.ndarray,
     group: int,
 ) -> list[list[list[int]]]:
-    """What every [head][row] chooses, oldest first, among candidates of which the last `recent` are
-    recent.
-    """
+    """What every [head][row] chooses, oldest first. The last `recent` candidates are recent."""
     heads, rows, n = scores.shape
     old = n - recent
     order = np.array(

@@ -22,7 +22,7 @@ def nothing(reader: HuggingFacePassageModel) -> tuple[Tensor, Tensor]:
 
 
 def reading(reader: HuggingFacePassageModel, told: list[Tensor] | None) -> RepositionedAttention:
-    """A context that has read something behind two passages. told: takes what is attended."""
+    """A context that has read some text after two passages. told: receives the attention masses."""
     observe = None if told is None else lambda layer, masses: told.append(masses.clone())
     context = RepositionedAttention(reader, read_prefix(reader), observe)
     context.divide(PARTS, [0.0, -0.7])

@@ -49,7 +49,7 @@ class Publication:
     right: dict[str, bytes]  # exported documents
 
     def read(self, name: str) -> bytes:
-        """A document as it is published, by whatever the objects are now."""
+        """Reads a published document from the objects that are there now."""
         file = self.folder / "out"
         PublishedDocument.named(self.place, read_manifest(self.place, 1), name).export(file)
         return file.read_bytes()

@@ -53,7 +53,7 @@ def every(store: MemoryStore) -> list[BlockKey]:
 
 
 def ask_again(store: MemoryStore) -> None:
-    """The server is asked again at once."""
+    """Lets the next request reach the server without a wait."""
     store._catalog.database.reads.caches["valkey"].skips_until = 0.0
 
 
@@ -124,7 +124,7 @@ def test_a_password_comes_from_the_environment(
 def test_hostile_answers_under_load_give_no_wrong_block(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answers of both servers are cut, late, doubled, changed or those of another request."""
+    """A proxy cuts, delays, doubles, changes and mixes up the answers of both servers."""
     done, told = Counter[str](), Counter[str]()
     with s3_server() as endpoint:
         make_bucket(endpoint, "bucket")

@@ -70,7 +70,7 @@ def state_of(place: WatchedPlace) -> State:
 
 
 def contents(place: WatchedPlace, file: Path) -> dict[str, bytes]:
-    """Every published document as it is exported."""
+    """The exported form of every published document."""
     found, newest = {}, read_newest(place)
     for name, entry in newest.entries.items():
         PublishedDocument(place, newest, entry).export(file)
@@ -137,8 +137,10 @@ def test_a_publisher_killed_at_any_call_leaves_the_old_or_the_new_state(
 def test_concurrent_publishers_lose_nothing(
     writer: str, other: str, made: tuple[MemoryStore, WatchedPlace], tmp_path: Path
 ) -> None:
-    """Another process writes just before the manifest is created or anything is deleted, or prunes
-    without a grace period when everything is sent. The result is that of one after the other.
+    """The result is the same as if one process had published after the other.
+
+    The second one writes just before the first creates its manifest or deletes anything, or it
+    prunes without a grace period when the first has sent everything.
     """
     (store, base), work = made, WRITERS[writer][0]
     place, expected = copy_of(base), copy_of(base)

@@ -94,7 +94,7 @@ def found(path: Path) -> dict[str, int]:
 
 @pytest.fixture(scope="module", params=["raw", "zstd"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A memory of three documents, of which one is the secret."""
+    """A memory of three documents. One of them holds the secret."""
     path = tmp_path_factory.mktemp("erase") / "memory"
     with MemoryStore.create(path, SIGNATURE, codec=request.param, host_budget=BUDGET) as store:
         ingest(store, "before", 60 * CHUNK, text=2)

@@ -184,7 +184,7 @@ def test_unchanged_export_is_imported(case: Case, tmp_path: Path) -> None:
 
 
 def crafted_part(data: st.DataObject, part: Part) -> Part:
-    """A part with one of its values, or a part of what it packs, replaced."""
+    """A part in which one value, or a part of what it packs, is replaced."""
     wrong = data.draw(st.sampled_from(WRONG))
     if not isinstance(part, Tokens) and data.draw(st.booleans()):
         value = bytearray(part[-1])

@@ -62,7 +62,7 @@ def spoil(path: Path, offset: int, what: bytes) -> None:
 
 
 def check_not_repaired(path: Path) -> None:
-    """Damage is told, and a repair says what to do and changes nothing."""
+    """Verify names the damage. A repair refuses, says what to do, and changes nothing."""
     before = (path / "data.mdb").read_bytes()
     assert not verify_memory(path).clean
     with pytest.raises(CorruptMemory, match=f"cannot be repaired .*: {RESTORE}"):

@@ -22,7 +22,7 @@ def put(catalog: Catalog, txn: Transaction, name: str) -> None:
 
 
 def filled(path: Path, documents: int) -> Path:
-    """A memory of so many documents, empty but for their rows, in one transaction."""
+    """A memory of `documents` rows without content, written in one transaction."""
 
     def work(txn: Transaction) -> None:
         for number in range(1, documents + 1):

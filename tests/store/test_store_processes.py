@@ -41,7 +41,7 @@ def reopened(path: Path, **options: object) -> MemoryStore:
 
 @pytest.fixture
 def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
-    """Runs Python code in another process; gives what it printed."""
+    """Runs Python code in another process and returns what it printed."""
 
     def run(code: str, *arguments: object) -> str:
         assert children.run("python_job", tmp_path / "printed", code, *arguments) == RIGHT

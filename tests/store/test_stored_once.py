@@ -198,7 +198,7 @@ def begun(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def check_after_kill(children: ForkServer, memory: Path, export: Path) -> None:
-    """Everything is right where shared_job was killed, and what it does once more is whole."""
+    """A memory is sound after shared_job was killed, and complete after it ran again."""
     assert children.run("check_job", memory, "read_passages_job") == RIGHT
     assert shared_job(str(memory), str(export)) == RIGHT
     assert read_passages_job(str(memory)) == RIGHT

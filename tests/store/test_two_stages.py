@@ -75,7 +75,7 @@ def assert_best(store: MemoryStore, seed: int, whole: Scope) -> Shortlist:
 
 
 def numbers(scope: Scope, whole: Scope) -> list[int]:
-    """Where blocks of a scope stand in the whole one."""
+    """The positions of the blocks of a scope within the whole scope."""
     first, at = 0, {}
     for document, begin, end in whole:
         at[document] = first - begin

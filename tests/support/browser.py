@@ -30,7 +30,7 @@ def chromium() -> str | None:
 
 
 class Page:
-    """A page of the browser, with what it complained of and what it asked for."""
+    """A page of the browser, with its errors and the requests it made."""
 
     def __init__(self, socket: Any) -> None:
         self._socket, self._number = socket, 0
@@ -41,7 +41,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """What a command of the protocol answers."""
+        """The answer to a command of the protocol."""
         self._number += 1
         number = self._number
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))

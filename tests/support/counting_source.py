@@ -87,12 +87,12 @@ class CountingSource(Source):
 
 
 def host_tier(below: LowestTier, units: int = 8, policy: str = "lru") -> SlabTier:
-    """A host tier of so many units, whose budget is half of one larger."""
+    """A host tier of `units` units, whose budget is half a unit larger."""
     return SlabTier("host", below, units * UNIT_BYTES + UNIT_BYTES // 2, SHAPE, policy=policy)
 
 
 def device_tier(host: SlabTier, units: int, policy: str = "lru", device: str = "cpu") -> SlabTier:
-    """A device tier of so many units above a host tier."""
+    """A device tier of `units` units above a host tier."""
     return SlabTier("device", host, units * UNIT_BYTES, SHAPE, policy=policy, device=device)
 
 

@@ -55,7 +55,7 @@ def ingest_job(path: str) -> int:
 
 
 def read_passages_job(path: str) -> int:
-    """Read a memory of passages, of which keys and values may be away, and compare it."""
+    """Reads a memory of passages and compares it. Keys and values may be missing."""
     return _read_job(path, partial(passage_documents.check_content, whole=False))
 
 
@@ -77,7 +77,7 @@ def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) ->
 
 
 def several_job(path: str) -> int:
-    """Several documents at once, one a thread; each goes on from where it was left."""
+    """Ingests several documents, one a thread. Each goes on where it was interrupted."""
     with (
         MemoryStore.open(path, host_budget=BUDGET) as store,
         ThreadPoolExecutor(len(SEVERAL)) as pool,
@@ -119,7 +119,7 @@ def shared_job(path: str, export: str) -> int:
 
 
 def leave_job(path: str, file: str, url: str) -> int:
-    """Documents leave a memory: one to a file, all to a publication, of which one is removed."""
+    """Exports one document, publishes all of them, then removes one of the publication."""
     from memstore.share.open_object_store import open_object_store
     from memstore.share.publish import prune, unpublish
 
@@ -183,8 +183,9 @@ def _crowd(path: str, until: float, seed: int) -> int:
 
 
 def killed_job(told: str, last: str, name: str, *arguments: str) -> int:
-    """Another job, killed at its call number `last` that changes a file; a file is told how many
-    there were.
+    """Runs another job and kills it at the call number `last` that changes a file.
+
+    told: the file to write the number of such calls to.
     """
     code, calls = killed_calls.run_to_call(lambda: JOBS[name](*arguments), int(last))
     Path(told).write_text(str(calls))

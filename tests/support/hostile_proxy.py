@@ -32,11 +32,13 @@ VALKEY_ANSWERS = (
 
 
 class Proxy:
-    """At a port of its own; `quiet` makes it pass everything on as it is."""
+    """A proxy at a port of its own that spoils the answers of a server. `quiet`: it changes
+    nothing.
+    """
 
     def __init__(self, to: int, answers: Sequence[bytes], seed: int, rate: float) -> None:
-        """to: the server's port. answers: that stand in the place of its own. rate: of what it
-        sends, the share that something happens to.
+        """to: the port of the server. answers: sent instead of its answers. rate: the share of them
+        to spoil.
         """
         self._to, self._answers, self._rate = to, answers, rate
         self._random, self._lock = random.Random(seed), threading.Lock()

@@ -48,7 +48,7 @@ def folder(path: Path, documents: int, lines: int = 6) -> Path:
 
 
 class Here(Closing):
-    """An engine of this process: batches one after the other, as if by `workers`."""
+    """Runs batches one after the other in this process, as an engine with `workers` would."""
 
     def __init__(self, workers: int = 2) -> None:
         self.workers = workers
@@ -95,7 +95,7 @@ def ingest(
 
 
 def one_process(path: Path, memory: Path, url: str, **options: Any) -> None:
-    """The same folder as one process reads it, and publishes what it read."""
+    """Ingests and publishes the same folder with one process."""
     made = MemoryStore.create(
         memory, tiny().signature, selector=tiny().keeps, codec=options.pop("codec", tiny().codec)
     )

@@ -21,7 +21,7 @@ CONTAINER = (
 
 
 class Section(NamedTuple):
-    """A heading and what stands below it."""
+    """A heading and the text below it."""
 
     level: int
     title: str

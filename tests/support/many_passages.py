@@ -51,7 +51,7 @@ def add(
     mode: str = "new",
     alike: int | None = None,
 ) -> Document:
-    """A document of the passages of a text; alike: with so many different landmarks at most."""
+    """Adds a document made of the passages of a text. alike: at most this many different landmarks."""
     writer = store.write_document(
         name,
         source_hash=f"{text}:{passages}",

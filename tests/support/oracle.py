@@ -107,7 +107,7 @@ class Head:
         return self.recency * math.log(max(1, ages[0] / self.top_k)) if ages else 0.0
 
     def superseded(self, chosen: list[int], scores: list[float]) -> list[float]:
-        """Scores of the chosen blocks, each with what it gains over earlier documents' blocks."""
+        """Scores of the chosen blocks, each with its gain over the blocks of earlier documents."""
         total = sum(math.exp(s) for s in scores)
         share = [math.exp(s) / total for s in scores]
         gained = list(scores)

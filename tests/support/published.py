@@ -144,7 +144,7 @@ class WildPlace:
 
 
 class WildServer:
-    """A cache of readers that loses, mixes up and spoils what it was given."""
+    """A cache server for readers that loses, mixes up and spoils what it was given."""
 
     KINDS = ("unavailable", "flipped", "short", "other", "lost", "emptied", "late")
 

@@ -42,7 +42,7 @@ def busy(worker: Worker) -> Iterator[None]:
 
 
 class Served:
-    """A server that runs: its address, and what it serves."""
+    """A running server: its address, and the memory it serves."""
 
     def __init__(self, service: Service, url: str) -> None:
         self.service, self.url = service, url

@@ -14,7 +14,7 @@ from support.paths import ROOT
 
 
 class Step(NamedTuple):
-    """A command as it is typed, and what it is said to print."""
+    """A command as a user types it, and what the page says it prints."""
 
     command: str
     output: str

@@ -87,7 +87,7 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
 
 
 class Standing(Source):
-    """The source below, which reads when it is told to."""
+    """A source whose reads wait until the test lets them go."""
 
     def __init__(self, source: LowestTier) -> None:
         self._source = source

@@ -41,7 +41,7 @@ def free(unit: Hashable) -> bool:
 
 
 def hits(policy: Policy, stream: Iterable[Any], slots: int) -> list[bool]:
-    """Which requests find their unit in a cache of so many slots."""
+    """Which requests find their unit in a cache of `slots` slots."""
     found = []
     for unit in stream:
         found.append(unit in policy)

@@ -38,7 +38,7 @@ from support.counting_source import (
 
 
 class Leasing:
-    """A thread that leases units until it is told to end."""
+    """A thread that leases units until it is stopped."""
 
     def __init__(self, tier: SlabTier, units: list[BlockKey]) -> None:
         self._has, self._enough = threading.Event(), threading.Event()
@@ -62,7 +62,7 @@ Make = Callable[..., SlabTier]
 
 @pytest.fixture(params=["host", "device"])
 def make(request: pytest.FixtureRequest, below: CountingSource) -> Make:
-    """Make a tier of so many units above `below`: a host tier, or a device tier over one."""
+    """A tier of `slots` units above `below`: a host tier, or a device tier above one."""
 
     def tier(units: int = 8, policy: str = "lru") -> SlabTier:
         if request.param == "host":

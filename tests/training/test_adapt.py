@@ -59,7 +59,7 @@ def reader() -> HuggingFacePassageModel:
 
 @pytest.fixture(scope="module")
 def read(reader: HuggingFacePassageModel) -> States:
-    """Of more texts than are read at once."""
+    """Reads more texts than fit into one batch."""
     return read_states(people(20), reader, 1)
 
 
