@@ -101,7 +101,7 @@ def is_right(said: str, asked: Asked) -> bool:
 
 
 def token_f1(said: str, asked: Asked) -> float:
-    """The best F1 of the words of what was said and those of an accepted answer."""
+    """The best F1 of the words of an answer and the words of any accepted answer."""
     words = Counter(plain(said).split())
     best = 0.0
     for some in asked.accepted:
@@ -177,8 +177,9 @@ class Passages:
         return [place[one.document, one.block] for one in best]
 
     def gold(self, asked: Asked) -> list[int]:
-        """The passage that is known to answer; where none has the answer verbatim, those of the
-        right document, best by words.
+        """The passage that answers.
+
+        If none has the answer verbatim, it is the best one by words of the right document.
         """
         names = asked.document.split("|")
         return self.right(asked)[:1] or [

@@ -101,14 +101,13 @@ def replay(
     policy: str,
     predicted: Iterable[Sequence[Hashable]] = (),
 ) -> ReplayResult:
-    """What a cache of `capacity` units under this policy makes of recorded lookups.
+    """What a cache of `capacity` units under this policy does with recorded lookups.
 
-    requests: the distinct units of each lookup. A lookup leases its units, so none of them goes
-    while it lasts; those that are found count as used before those that are missing are cached,
-    each in the order of the request. One with more units than the capacity is done in groups of at
-    most so many.
-    predicted: aligned with the requests, units that were predicted just before each of them. They
-    are taken to be there at once, so what is prefetched is the most that could come in time.
+    requests: the distinct units of each lookup. A lookup leases its units, so none of them leaves
+    the cache meanwhile. Units that are found count as used first, then the missing ones are cached,
+    each in the order of the request. A lookup with more units than the capacity is split into
+    groups. predicted: for each request, units that were predicted just before it. They arrive at
+    once here, so the prefetched share is the most that is possible.
 
     Raises InvalidConfig for an unknown policy.
     """

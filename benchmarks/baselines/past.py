@@ -52,7 +52,7 @@ class Past(ABC):
         """
 
     def advance(self, tokens: int) -> None:
-        """Every layer has attended with so many tokens more."""
+        """Count `tokens` more tokens, which every layer has now attended with."""
         self.length += tokens
 
     def end_segment(self) -> None:
@@ -90,7 +90,7 @@ class Window:
         self._values: list[Tensor | None] = [None] * self._layers
 
     def append(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
-        """Put k, v [B, Hkv, T, D] of the next T positions behind a layer's."""
+        """Add k, v [B, Hkv, T, D] of the next T positions to those of a layer."""
         start = self.size(layer_idx)
         k = self._rope.rotate(k, *self._rope.angles(start, start + k.shape[2], k))
         keys, values = self._keys[layer_idx], self._values[layer_idx]

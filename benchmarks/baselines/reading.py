@@ -67,9 +67,7 @@ class Reading(Closing):
 
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> Tensor:
-        """Read tokens; returns states [n, hidden_size], of which row i predicts the token after
-        ids[i].
-        """
+        """Read tokens; returns states [n, hidden_size]. Row i predicts the token after ids[i]."""
         given = torch.tensor([list(ids)], dtype=torch.long, device=self.model.device)
         return self.model.transformer.read(given, self.past)[0]
 

@@ -66,11 +66,10 @@ class BaselineSteps(Steps):
 
 
 def in_a_row(memory: MemoryBatch, questions: QuestionBatch) -> tuple[Tensor, Tensor]:
-    """Chunks behind the windows that each may read: ids and weights [B, T], landmarks included.
+    """Each chunk after the last window that it may read: ids and weights [B, T], with landmarks.
 
-    The window that a chunk follows is the last one before it. As many chunks are taken as make
-    about the tokens that landmarks read in the same step: each window once, and every chunk. The
-    first token of a window or chunk is no target.
+    It takes as many chunks as make about the tokens that a step of landmarks reads, which is each
+    window once and every chunk. The first token of a window or chunk is no target.
     """
     follows = questions.continues[:, None]
     views = torch.where(follows, questions.visible.roll(-1, 1), questions.visible)
@@ -84,7 +83,7 @@ def in_a_row(memory: MemoryBatch, questions: QuestionBatch) -> tuple[Tensor, Ten
 
 
 class BaselineSubject(Subject):
-    """A BaselineTransformer whose layers begin as those of a landmark model would."""
+    """A BaselineTransformer whose layers start as those of a landmark model do."""
 
     steps = BaselineSteps
     model: BaselineTransformer

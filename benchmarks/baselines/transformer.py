@@ -14,8 +14,8 @@ from memstore.model.landmark.transformer import ModelConfig, Transformer
 
 
 class BaselineTransformer(Transformer):
-    """A Transformer whose layers see a Past. Drawn from one seed, its layers are those of every
-    other memory's.
+    """A Transformer whose layers see a Past. One seed gives the same layers for every kind of
+    memory.
     """
 
     def __init__(self, config: ModelConfig, memory: MemoryConfig) -> None:
@@ -47,8 +47,9 @@ class BaselineTransformer(Transformer):
         return (FullPast if chosen.kind == "full" else NoPast)(self)
 
     def read(self, ids: Tensor, past: Past) -> Tensor:
-        """ids [B, T] behind what `past` has read, in segments -> states [B, T, hidden]. A last
-        segment that is not full stays open.
+        """Read ids [B, T] after what `past` has read -> states [B, T, hidden].
+
+        It reads in segments. A last segment that is not full stays open.
         """
         if not ids.shape[1]:
             return self.norm.weight.new_zeros(*ids.shape, self.config.hidden_size)

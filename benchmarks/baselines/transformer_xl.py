@@ -11,10 +11,10 @@ from memstore.model.landmark.transformer import DecoderLayer, Transformer
 
 
 class CachedPast(Past):
-    """The cache stands before the segment, and all are rotated by their true distance.
+    """The cache comes before the segment, and keys are rotated by their true distances.
 
-    What is kept are a layer's input states: keys and values are projected from them anew in each
-    segment, so that the projections, and nothing behind them, learn from the cache.
+    It keeps the input states of each layer and projects keys and values from them in each segment.
+    So the projections learn from the cache, and the layers below do not.
     """
 
     def __init__(self, model: Transformer, cache: int) -> None:

@@ -19,9 +19,10 @@ def wilson(right: int, trials: int) -> tuple[float, float]:
 
 
 def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of the mean of paired differences in -1..1, of answers that are right or
-    wrong: Wald's over these and two more pairs, one for either side, which covers what it says
-    where there are few (Bonett & Price 2012).
+    """The 95% interval of the mean of paired differences in -1..1 between right and wrong answers.
+
+    It is Wald's interval of these and two more pairs, one for either side, which covers 95% for few
+    pairs too (Bonett & Price 2012).
     """
     x = np.array([*differences, 1.0, -1.0])
     half = Z95 * float(x.std()) / math.sqrt(len(x))

@@ -39,9 +39,7 @@ def build_settings(
 
 
 def build(directory: Path, settings: dict[str, Any]) -> None:
-    """Ingest everything that `settings` ask for (see `build_settings`) into directory/memory and
-    write the plan.
-    """
+    """Ingest what `settings` name (see `build_settings`) into directory/memory; write the plan."""
     prepare(settings["threads"])
     model = named_model(settings["model"])
     weights = model.weights if isinstance(model, BaselineModel) else model.signature.weights
@@ -179,10 +177,10 @@ def ask(
 def ask_streamed(
     model: BaselineModel, directory: Path, task: str, length: int, *, trials: int, seed: int
 ) -> dict[str, Any] | None:
-    """Ask every question of a task behind `length` tokens of text, which are read again for each;
-    None if that length cannot be asked.
+    """Ask every question of a task after `length` tokens of text, which are read anew for each.
 
-    attended: tokens that a token attends to, the mean over layers; state_bytes: what was kept.
+    Returns None if a text of this length cannot be asked about. attended: tokens that a token
+    attends to, the mean over layers; state_bytes: the size of the kept state.
     """
     plan, texts = Plan.load(directory), np.load(directory / _TEXTS)
     assert plan is not None

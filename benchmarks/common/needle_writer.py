@@ -179,7 +179,7 @@ class Writer:
 def needles(
     writer: Writer, settings: dict[str, Any], block_size: int
 ) -> Iterator[tuple[list[str], list[Question]]]:
-    """(passages, questions) of everything that a memory's settings ask for."""
+    """(passages, questions) of each task in the settings of a memory."""
     tasks, trials = settings["tasks"], settings["trials"]
     one_by_one: dict[str, Callable[[], tuple[list[str], list[Question]]]] = {
         "passkey": writer.passkey,

@@ -32,8 +32,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 def random_decoder(
     shape: dict[str, Any], tokens: int, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> tuple[Any, Any]:
-    """A decoder of a shape such as those of SHAPES for texts of so many tokens, on its device, and
-    a tokenizer whose ids it has.
+    """A random decoder, on its device, and a tokenizer for its ids.
+
+    shape: as in SHAPES. tokens: the longest text it must read.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -54,7 +55,7 @@ def random_decoder(
 
 
 def made_up_words(count: int, seed: int) -> str:
-    """Text of so many made-up words in sentences of twelve."""
+    """A text of `count` made-up words in sentences of twelve."""
     rng = Random(seed)
     syllables = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
     words = ["".join(rng.choices(syllables, k=rng.randint(2, 4))) for _ in range(count)]

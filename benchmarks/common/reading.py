@@ -67,8 +67,8 @@ class Reading(Closing):
     def score(
         self, targets: np.ndarray, *, retrieve: bool = True, cmt_cutoff: float | None = None
     ) -> tuple[np.ndarray, LandmarkSession]:
-        """Log probabilities [n - 1] of targets[1:], and the session, whose lookups are those of
-        this reading.
+        """Log probabilities [n - 1] of targets[1:], and the session with the lookups of this
+        reading.
         """
         session = self.session
         attention = session.attention

@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Write --out, if asked for: the content behind options and machine."""
+    """Write the file of --out, if there is one: options and machine, then the content."""
     if options.out is not None:
         _save(options.out, {"options": given(options), "machine": machine(), **content})
 

@@ -10,14 +10,16 @@ from memstore.hf.attention_seam import cache_argument
 
 
 class Stock:
-    """A model that reads prompts and goes on, on its own device. chunk: tokens read at once."""
+    """A model on its own device that continues prompts. chunk: tokens read at once."""
 
     def __init__(self, model: Any, chunk: int) -> None:
         self.model, self.chunk = model, chunk
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> tuple[dict[str, Any], int]:
-        """The arguments with which a forward goes on behind a prompt, and the first token then."""
+        """Read a prompt. Returns the arguments of the next forward and the first token of the
+        answer.
+        """
         from transformers import DynamicCache
 
         cache, logits = DynamicCache(config=self.model.config), None
@@ -32,7 +34,7 @@ class Stock:
     def decode(
         self, ids: Sequence[int], tokens: int, clock: Callable[[], float] = time.perf_counter
     ) -> float:
-        """Seconds a token, by a clock, of those behind the first one after a prompt."""
+        """Seconds a token, by a clock, of the `tokens` tokens after the first one of an answer."""
         behind, token = self.read(ids)
         began = clock()
         for _ in range(tokens):

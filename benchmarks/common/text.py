@@ -19,7 +19,7 @@ CHARACTERS = 4.4  # of a token, about
 
 
 def part(texts: Sequence[str], tokens: float, seed: int) -> str:
-    """About so many tokens in a row of one of the texts that have them. Raises SystemExit."""
+    """About `tokens` tokens in a row of a text that is long enough. Raises SystemExit."""
     characters = int(tokens * CHARACTERS)
     long = [text for text in read_documents(texts) if len(text) >= characters]
     if not long:

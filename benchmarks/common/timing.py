@@ -13,9 +13,7 @@ T = TypeVar("T")
 
 
 def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
-    """function(*arguments) in a newly started interpreter, which then ends: nothing stays in memory
-    but what it returns.
-    """
+    """function(*arguments) in a new interpreter, which then ends and leaves only the result."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, initializer=end_with_parent) as pool:
         return pool.submit(function, *arguments).result()

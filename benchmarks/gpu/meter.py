@@ -84,13 +84,14 @@ class Meter:
         return (time.perf_counter() - began) / calls
 
     def wait(self) -> None:
-        """Until the device has done what it was given."""
+        """Wait until the device has finished its work."""
         if self.cuda:
             torch.cuda.synchronize(self.place)
 
     def floor(self, size: float, operations: float = 0, *, up: bool = False) -> float:
-        """Seconds that so many bytes (from main memory: up) and half-precision operations take at
-        least.
+        """The least seconds for `size` bytes and for operations of half precision.
+
+        up: the bytes come from main memory.
         """
         return max(size / (self.load if up else self.stream), operations / self.products)
 

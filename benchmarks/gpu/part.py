@@ -54,8 +54,9 @@ Case = tuple[str, Callable[[], Iterable[Row]]]
 
 @dataclass
 class Setting:
-    """Where a part runs, and how large it is there. tiny: in seconds, on a CPU, in Triton's
-    interpreter; what it measures then says nothing.
+    """Where a part runs, and how large it is there.
+
+    tiny: it takes seconds on a CPU, in Triton's interpreter, and its numbers mean nothing.
     """
 
     device: str

@@ -96,7 +96,7 @@ def decode(setting: Setting, shape: str, tokens: int) -> Iterator[Row]:
 
 
 def _cached(model: Any, tokens: int) -> int:
-    """Bytes of a stock cache of so many tokens."""
+    """Bytes of a stock cache of `tokens` tokens."""
     config = model.config
     each = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     return each * tokens * int(model.dtype.itemsize)

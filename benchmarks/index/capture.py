@@ -101,8 +101,7 @@ def lookups(
 ) -> list[tuple[int, int, Tensor]]:
     """(layer, head, queries [n, D]) of every step of a session that remembers `memory` tokens.
 
-    It reads, `turns` times, 256 tokens of a book and a question for something that nobody has told
-    it.
+    It reads, `turns` times, 256 tokens of a book and a question about something it never read.
     """
     group = model.config.num_heads // model.config.num_kv_heads
     writer = Writer(model.tokenizer, books, rng)

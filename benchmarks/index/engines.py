@@ -114,7 +114,7 @@ def fill(index: LandmarkIndex, layer: int, keys: Tensor, lengths: Sequence[int])
 def engines_at(
     size: int, data: Data, seconds_a_key: dict[str, float], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Every kind over so many landmarks a head."""
+    """Measures every kind of index with `size` landmarks a head."""
     layer, keys = data.layer, data.keys[:size]
     edges = np.linspace(0, size, min(options.documents, size) + 1).astype(np.int64)
     lengths = np.diff(edges).tolist()

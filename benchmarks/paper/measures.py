@@ -70,7 +70,7 @@ class Measured:
 
     @cached_property
     def books(self) -> Books:
-        """The texts, cut by its tokenizer, which is that of all models of its text."""
+        """The texts, cut by the tokenizer that all models trained on them share."""
         if not self.texts:
             raise InvalidInput("name texts to measure with: --test, of math --test-math")
         return Books.read(
@@ -100,11 +100,11 @@ class Measured:
         reach: int | None = None,
         seed: int = 0,
     ) -> Losses:
-        """Of `count` texts of `longest` tokens, all their tokens.
+        """The losses of `count` texts of `longest` tokens.
 
-        piece: each text is read in pieces of so many tokens, each from its beginning as if nothing
-        stood before it; None = its last 256 tokens alone are scored. reach: texts of one reach and
-        seed end with the same tokens, whatever their length (None = their length).
+        piece: each text is read in pieces of this many tokens, each without the ones before it;
+        None = only its last 256 tokens are scored. reach: texts of one reach and seed end with the
+        same tokens, whatever their length (None = their length).
         """
         reach = longest if reach is None else reach
         settings = {"way": asdict(way), "count": count, "longest": longest, "piece": piece}

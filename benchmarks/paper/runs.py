@@ -43,9 +43,11 @@ _GOING_ON = 0.5  # of the learning rates of windows, where weights are trained a
 
 @dataclass(frozen=True)
 class Run:
-    """One model. memory: one of MEMORIES, "landmark", or "start", the decoder without memory that
-    all others of its seed begin with. text: the name of what it is trained on, "books" or "math".
-    steps: with those of its start.
+    """The training of one model.
+
+    memory: one of MEMORIES, "landmark", or "start", the decoder without memory from which all
+    others of its seed start. text: the name of its training text, "books" or "math". steps: the
+    steps of its start are included.
     """
 
     memory: str = "landmark"
@@ -110,9 +112,7 @@ class Runs:
     def __init__(
         self, directory: Path, texts: dict[str, Sequence[Path]], precision: Precision = "auto"
     ) -> None:
-        """texts: the files that a name of a text stands for; none are needed where every run is
-        finished.
-        """
+        """texts: the files of each named text. None are needed if every run is finished."""
         self.directory, self._precision = directory, precision
         self._texts = {name: list(paths) for name, paths in texts.items()}
 

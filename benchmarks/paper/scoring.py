@@ -52,9 +52,7 @@ class Scored:
 
 
 def score(model: AnyModel, way: Way, ids: np.ndarray, begin: int = 1) -> Scored:
-    """Read a text from its beginning in a session of its own; the tokens from `begin` on, each
-    after all that stand before it.
-    """
+    """Read a text from its beginning in a new session. Scores the tokens from `begin` on."""
     if isinstance(model, BaselineModel):
         return _score_baseline(model, way, ids, begin)
     chunk = way.chunk and way.chunk // model.shape.block_size

@@ -30,8 +30,10 @@ from memstore.model.landmark.transformer import PRESETS
 
 
 class Row(NamedTuple):
-    """A row of table 1. In tokens: length of the text, local (read at once), cache; blocks kept and
-    retrieved; perplexities.
+    """A row of table 1.
+
+    In tokens: length of the text, local (read at once), cache. Then blocks kept and retrieved, and
+    perplexities.
     """
 
     length: int

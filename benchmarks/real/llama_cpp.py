@@ -123,7 +123,7 @@ def ways(readers: Mapping[str, HuggingFacePassageModel]) -> dict[str, HuggingFac
 def session_of(
     reader: Any, store: MemoryStore, passages: int, on_read: OnRead | None = None
 ) -> PassageSession:
-    """A session that reads so many passages for every question."""
+    """A session that reads `passages` passages for every question."""
     session: PassageSession = reader.session(
         store, ["book"], on_read=on_read, top_k=passages, score_range=1e9, caution=0.0
     )
@@ -147,7 +147,7 @@ def prompt_of(reader: HuggingFacePassageModel, store: MemoryStore, passages: int
 def memory_turn(
     reader: HuggingFacePassageModel, store: MemoryStore, options: argparse.Namespace, *, told: bool
 ) -> Callable[[], Taken]:
-    """Generate from the memory. told: collect the answer's sources, as `ask` does."""
+    """Generates from the memory. told: also collect the sources of the answer, as `ask` does."""
 
     def turn() -> Taken:
         trace = Trace(reader)
@@ -217,7 +217,9 @@ def taken(work: Callable[[], object], units: int) -> Taken:
 
 
 def report(rounds: list[dict[str, Taken]], sizes: dict[str, int]) -> str:
-    """A way a line: its speed, that of llama.cpp's faster one, and the floor; medians of rounds."""
+    """A line for each way, with medians of the rounds: its speed, the faster one of llama.cpp, the
+    floor.
+    """
     names = [name for name in rounds[0] if name != "reads"]
     rivals = [name for name in names if name not in sizes]
     lines = []

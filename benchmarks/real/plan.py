@@ -20,12 +20,12 @@ class Stated:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of some documents, in their order.
+    """A question about some documents, which are given in order.
 
-    text: the question as it is typed. primed: the words that begin its answer, if it is begun for
-    the model. answers: the parts of the right answer; none where the documents do not hold it.
-    rule: "forced", right if the only part is what greedy decoding goes on with after `primed`;
-    "all", the parts that occur in the generated answer. stated: every sentence that is needed.
+    text: the question as a user types it. primed: the words that begin its answer, if the model
+    gets them. answers: the parts of the right answer; empty if the documents do not have it. rule:
+    "forced" is right if greedy decoding continues `primed` with the only part; "all" counts the
+    parts that are in the generated answer. stated: every sentence that is needed.
     """
 
     name: str

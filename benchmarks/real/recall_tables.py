@@ -147,7 +147,7 @@ def _weights(rows: Sequence[Row]) -> list[float]:
 
 
 def _best_threshold(k: int, rows: Sequence[Row]) -> Tuned:
-    """rows: of a method that answers whatever it is asked."""
+    """The threshold above which the rows of a method that always answers weigh most."""
     pairs = sorted(zip((row["best"] for row in rows), _weights(rows)), reverse=True)
     whole = sum(weight for _, weight in pairs)
     best, threshold, so_far = whole, None, 0.0

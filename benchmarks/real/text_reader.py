@@ -28,9 +28,11 @@ class TextReader:
         most: int,
         known: Evidence | None = None,
     ) -> tuple[str, float, float]:
-        """The answer of at most so many tokens, the probability that what was read does not answer,
-        and the seconds to the first token. known: how well the memory's passages suit the question,
-        by which its session judges, too.
+        """The answer, the probability that the passages do not answer, and the seconds to the first
+        token.
+
+        most: tokens of the answer at most. known: how well the passages of the memory suit the
+        question, which a session takes into account too.
         """
         began = time.perf_counter()
         reader = self.reader
@@ -68,7 +70,7 @@ class TextReader:
     def _read(
         self, passages: Sequence[Sequence[int]], question: str, begun: Sequence[int] = ()
     ) -> tuple[RepositionedAttention, Tensor]:
-        """The attention that goes on behind the prompt, and the prompt's states [n, hidden]."""
+        """The attention to continue the prompt with, and the states [n, hidden] of the prompt."""
         reader = self.reader
         attention = RepositionedAttention(reader, read_prefix(reader, self.adapt), adapt=self.adapt)
         turn, _ = reader.turn_ids(question, first=True)

@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
     @property
     def signature(self) -> Signature:
-        """Of a model of one layer that has such records."""
+        """The signature of a model with one layer and records of this shape."""
         return Signature("aa", "bb", {}, "float16", 1, (0,), self.heads, self.dim, self.rows)
 
 
@@ -78,7 +78,7 @@ class Memory:
 
     @property
     def database(self) -> Database:
-        """Of the file as it is open now."""
+        """The database of the open file."""
         return self.catalog.database
 
     @property

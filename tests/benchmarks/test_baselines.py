@@ -79,7 +79,7 @@ def rotary(layer: int, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tenso
 
 
 def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, score: Score) -> Tensor:
-    """Attention of q [H, n, D], the last n positions, over k, v [Hkv, S, D]: row by row, in loops."""
+    """Attention of q [H, n, D], the last n positions, over k, v [Hkv, S, D], computed in loops."""
     before = k.shape[1] - q.shape[1]
     output = torch.zeros_like(q)
     for head in range(q.shape[0]):

@@ -51,7 +51,7 @@ def add(
     mode: str = "new",
     alike: int | None = None,
 ) -> Document:
-    """Adds a document made of the passages of a text. alike: at most this many different landmarks."""
+    """Add a document of the passages of a text. alike: how many landmarks differ at most."""
     writer = store.write_document(
         name,
         source_hash=f"{text}:{passages}",

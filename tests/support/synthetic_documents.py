@@ -125,7 +125,7 @@ def ingest(
 
 
 def check_content(store: MemoryStore, document: Document, text: int) -> None:
-    """Every committed block, landmark key and token of a document equals the text's, bit for bit."""
+    """Every committed block, landmark key and token equals that of the text, bit for bit."""
     shape = store.signature
     size, heads = shape.block_size, range(shape.num_kv_heads)
     at_once = max(1, min(8, store.tiers.top.capacity // len(heads)))  # blocks

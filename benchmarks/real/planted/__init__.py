@@ -51,7 +51,7 @@ _SENTENCE_END = re.compile(r"(?<=[a-z][.!?])[\"”’']?(?=\s)")
 
 @dataclass(frozen=True)
 class _Document:
-    """A document as it is rebuilt: its text, and where each planted sentence begins in it."""
+    """A rebuilt document: its text, and where each planted sentence begins in it."""
 
     text: str
     starts: list[int]
@@ -60,10 +60,10 @@ class _Document:
 def load(corpus: str, texts: Sequence[str], lengths: Sequence[int]) -> Plan:
     """The planted documents of these lengths (tokens) and their questions.
 
-    texts: books. If they are the books of the corpus, the documents are those of the published
-    tables, character for character. In other books the same sentences are planted in excerpts of
-    the same size, each at the next end of a sentence. Raises ValueError for a corpus or a length
-    that there is no file for, and for a document that is not what its digest says.
+    texts: books. The books of the corpus give the documents of the published tables, character for
+    character. In other books the same sentences are planted in excerpts of the same size, each at
+    the next end of a sentence. Raises ValueError if no file is there for a corpus or a length, and
+    if a document does not have its digest.
     """
     header, *lines = _lines(corpus)
     if missing := [n for n in lengths if str(n) not in header["trials"]]:
