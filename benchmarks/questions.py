@@ -196,7 +196,8 @@ class Passages:
 def ask_memory(memory: Memory, passages: Passages, asked: Asked, k: int | None) -> Said:
     """k: passages to read at most; None for as many as the product does."""
     assert isinstance(memory.reader, HuggingFacePassageModel)
-    never = None if memory.reader.refusal is None else 0.0  # the answer, whatever is refused later
+    # always answer: refusals are counted later
+    never = None if memory.reader.refusal is None else 0.0
     answer = memory.ask(
         asked.question, max_new_tokens=TOKENS, top_k=k, caution=never, max_sources=64
     )
@@ -234,7 +235,9 @@ def ask_text(
     k: int,
     known: Evidence | None,
 ) -> Said:
-    """order: passages to read, best first, if the way does not choose them itself; known: see
+    """Asks with passages as text.
+
+    order: passages to read, best first, unless the way chooses them itself; known: see
     TextReader.answer.
     """
     began = time.perf_counter()
@@ -250,7 +253,7 @@ def ask_text(
 
 
 def marks(asked: Sequence[Asked], said: Sequence[Said], above: float) -> dict[str, float]:
-    """1 for each answerable question that was answered rightly, else 0."""
+    """1 for each answerable question with a right answer, else 0."""
     return {
         a.question: float(is_right(s.text, a) and not s.refused(above))
         for a, s in zip(asked, said)

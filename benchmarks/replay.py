@@ -78,7 +78,7 @@ class Recorded:
 
     @property
     def units(self) -> int:
-        """Distinct units that were looked up."""
+        """Distinct units in the lookups."""
         return len({unit for request in self.requests for unit in request})
 
 

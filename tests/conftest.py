@@ -24,8 +24,8 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-# A memory that is made without a word about its model gets the small one that ships, whatever else
-# is installed here; tests of that choice take the variable away.
+# A new memory gets the small model that ships unless a test names another one, even if more models
+# are installed here. Tests of the default model delete the variable.
 os.environ["MEMSTORE_MODEL"] = "books-1m"
 
 DESELECTED = "not models and not services"  # as addopts of pyproject.toml say

@@ -209,7 +209,7 @@ def test_a_stream_gives_whole_characters_and_then_the_answer(tmp_path: Path) -> 
     with memstore.open(tmp_path / "memory", "books-1m", device="cpu") as memory:
         memory.add(text="The price of the brown mare is 310 €. " * 6, name="mare")
         question = "What is the price of the brown mare? The price of the brown mare is"
-        # bytes by chance, of which some begin a character that others end
+        # random bytes: some begin a character that the next ones end
         how = {"until_sentence": False, "max_new_tokens": 60, "temperature": 4.0, "seed": 3}
         with memory.stream(question, **how) as pieces:
             with pytest.raises(InvalidInput, match="last piece"):

@@ -103,7 +103,7 @@ class Window:
         return 0 if keys is None else keys.shape[2]
 
     def held(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer that has some."""
+        """The keys and values of a layer that has some."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         assert keys is not None and values is not None
         return keys, values

@@ -94,7 +94,7 @@ class Writer:
     def one_fact(
         self, task: str, state: Split | None = None, ask: Split | None = None, **choice: Any
     ) -> tuple[list[str], list[Question]]:
-        """A fact of a choice (see `fact`), stated and asked for in forms of a split."""
+        """A fact (see `fact`), stated and asked about in forms of a split."""
         fact = self.fact(**choice)
         asked = self.ask(fact, ask)
         texts = [self.passage([self.state(fact, state)], self.size)]

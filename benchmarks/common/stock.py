@@ -1,4 +1,4 @@
-"""A decoder as transformers has it, with its own cache: what a memory is compared with."""
+"""A decoder of transformers with its own cache, which memories are compared with."""
 
 import time
 from collections.abc import Callable, Sequence

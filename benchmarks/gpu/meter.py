@@ -71,8 +71,8 @@ class Meter:
         return start.elapsed_time(end) / 1000
 
     def called(self, work: Callable[[], Any], calls: int = 50) -> float:
-        """Seconds a call, of calls one after the other: what Python and the launches take where the
-        device is faster.
+        """Seconds a call, of calls in a row. On a fast device this is the time of Python and the
+        launches.
         """
         if self._warm_up:
             work()

@@ -204,7 +204,7 @@ class State:
         return part
 
     def left(self, name: str) -> list[str] | None:
-        """Cases of a part that have no end yet; None before its cases are known."""
+        """Unfinished cases of a part; None before its cases are known."""
         part = self.part(name)
         if "error" in part:
             return []

@@ -98,7 +98,7 @@ def attention(setting: Setting, sizes: Sizes) -> Iterator[Row]:
 def timed(
     setting: Setting, what: str, ours: Callable[[], object], operations: float, size: int
 ) -> Row:
-    """A row of our kernel, on the device and called from Python."""
+    """A row of our kernel: its time on the device, and when called from Python."""
     called = setting.meter.called(ours, 1 if setting.tiny else 50)
     note = f"{called * 1e6:,.0f} µs a call from Python"
     return Row(what, "ours", setting.meter.seconds(ours), operations, size, note=note)

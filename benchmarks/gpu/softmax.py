@@ -100,7 +100,7 @@ def baselines(length: int, device: torch.device) -> dict[str, Attend | str]:
         mask = create_block_mask(
             lambda b, h, row, key: row >= key, None, None, length, length, device=str(device)
         )
-        # not compiled it writes every score, and is no measure of what it can do
+        # without compilation it writes every score, which is much slower
         attend = torch.compile(flex_attention, dynamic=False) if on_cuda else flex_attention
         return partial(attend, block_mask=mask, scale=1.0)
 

@@ -79,7 +79,7 @@ def leases(setting: Setting, shape: Shape) -> Iterator[Row]:
 
 
 def from_disk(setting: Setting, shape: Shape) -> Iterator[Row]:
-    """Units in no tier: from a file in the page cache, through main memory, to the device."""
+    """Times units in no tier: from a file in the page cache, through main memory, to the device."""
     size = (8 if setting.tiny else 400) * BATCH * shape.record // shape.heads
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         memory = Memory(Path(directory) / "m", shape)

@@ -24,7 +24,7 @@ class Way:
     chunk: int | None = None  # tokens read at once: a chunk of blocks, or a segment
     # landmarks
     top_k: int | None = None
-    own_blocks: int | None = None  # of the text read, so many of the latest are kept
+    own_blocks: int | None = None  # how many of the latest blocks of the text are kept
     granularity: str | None = None
     cmt_cutoff: float | None = None
     retrieve: bool = True
@@ -38,9 +38,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Scored:
-    """Of the tokens that were scored: log probabilities [n], tokens that one attended to (the mean
-    over layers and heads), bytes of the past at two a number, seconds of the CPU, lookups by
-    (token, head, layer).
+    """The scored tokens and their costs.
+
+    Log probabilities [n], tokens that each attended to (the mean over layers and heads), bytes of
+    the past at two a number, seconds of the CPU, lookups by (token, head, layer).
     """
 
     scores: np.ndarray

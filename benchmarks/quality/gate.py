@@ -103,7 +103,7 @@ def recall(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def report(results: dict[str, Any], options: argparse.Namespace) -> str:
-    """One table, a row a cutoff."""
+    """A table with a row for each cutoff."""
     head, columns = ["cutoff"], [[f"{c:g}" for c in options.cutoffs]]
     if "text" in results:
         memory = tokens_text(options.text_memory)

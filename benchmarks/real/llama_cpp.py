@@ -61,7 +61,7 @@ for line in sys.stdin:
 
 
 class Taken(NamedTuple):
-    """Seconds a token: of the clock, and of the process on the processor."""
+    """Seconds a token: by the clock, and on the processor."""
 
     clock: float
     busy: float

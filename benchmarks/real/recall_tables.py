@@ -121,8 +121,9 @@ def worth(rows: Sequence[Row]) -> float:
 
 
 def tune(rows: Sequence[Row]) -> dict[str, Tuned]:
-    """Of each baseline that has rows of methods "name@K" the K and the threshold of the greatest
-    worth; of equal ones the smaller K, then the lower threshold.
+    """The K and the threshold of the greatest worth for each baseline with rows "name@K".
+
+    Of equal ones it takes the smaller K, then the lower threshold.
     """
     methods: dict[str, dict[int, list[Row]]] = {}
     for row in rows:

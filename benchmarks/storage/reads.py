@@ -109,7 +109,7 @@ def measure(directory: Path, shape: Shape, options: argparse.Namespace) -> dict[
 
 
 def line(row: dict[str, Any]) -> list[str]:
-    """A row as cells."""
+    """The cells of a row."""
     cells = [row["record"]]
     for part, found in row.items():
         if part == "host":
@@ -300,7 +300,7 @@ class Cold:
         self._views = [memoryview(buffer) for buffer in buffers]
 
     def disk(self, _: int) -> float:
-        """The disk tier."""
+        """Reads from the disk tier."""
         asked = [units_of(self.memory.shape, blocks) for blocks in self.memory.sample(self.batches)]
         self.kept.append(self.memory.drop_cache())
         return gigabytes(
@@ -309,7 +309,7 @@ class Cold:
         )
 
     def gets(self, _: int) -> float:
-        """One batch by LMDB's own gets."""
+        """Reads one batch by LMDB's own gets."""
         (drawn,) = self.memory.sample(1)
         self.kept.append(self.memory.drop_cache())
 

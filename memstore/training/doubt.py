@@ -100,10 +100,10 @@ def _ask(
                 reader.ingest(some[int(name)].context, store, name=name)
             for name, question in rng.sample(asked, min(count, len(asked))):
                 like = [n for n in kept if some[int(n)].title == some[int(name)].title]
-                count = min(rng.choice(_FEW), len(kept))
-                near = rng.sample(like, min(count // 2, len(like)))
+                size = min(rng.choice(_FEW), len(kept))
+                near = rng.sample(like, min(size // 2, len(like)))
                 right = [name] if name in kept else []
-                few = list(dict.fromkeys([*right, *near, *rng.sample(kept, len(kept))]))[:count]
+                few = list(dict.fromkeys([*right, *near, *rng.sample(kept, len(kept))]))[:size]
                 with reader.session(store, kept if rng.random() < 0.5 else few) as session:
                     session.ask(question.question, lambda: None)
                     if session.evidence is not None:

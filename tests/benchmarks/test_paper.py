@@ -131,8 +131,8 @@ def test_attended_tokens_and_state_are_counted(tmp_path: Path, book: Path) -> No
     models = {run: Measured(runs.path(run), [book]) for run in (landmark, cached)}
     text = models[landmark].books.books[0][:65]
     every = score(models[landmark].model, Way(16, top_k=2, cmt_cutoff=0.0), text)
-    # chunks of 16 tokens: 8.5 on the mean, and two blocks of 8 behind the first chunk, which all
-    # rows of all layers read (where none is searched, the latest two)
+    # chunks of 16 tokens: 8.5 on the mean. After the first chunk all rows of all layers read two
+    # blocks of 8 (the latest two where none is searched)
     assert every.attended == pytest.approx(8.5 + 16 * 3 / 4)
     assert len(every.scores) == 64 and every.skipped == 0
     one_layer = 2 * 8 * (2 * 8 + 1) * 2  # bytes of a block: heads, head_dim, keys and values

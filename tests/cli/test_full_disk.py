@@ -66,7 +66,7 @@ class Mounted(Limited):
 
 
 def small_disk(scratch: Path) -> Limited:
-    """A file system of its own where mounting is allowed, a limit elsewhere."""
+    """A small file system if the tests may mount one, else a limit of file sizes."""
     try:
         return Mounted(scratch)
     except pytest.skip.Exception:

@@ -48,7 +48,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(here: Path, work: Path, command: str) -> "subprocess.Popen[bytes]":
-    """A command with a copy of the memory, once it takes signals."""
+    """Starts a command on a copy of the memory and waits until it handles signals."""
     shutil.copytree(here / "memory", work / "memory")
     (work / "tmp").mkdir()
     words = [word.format(here=here, work=work, memory=work / "memory") for word in command.split()]

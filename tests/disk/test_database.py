@@ -190,7 +190,7 @@ def test_a_file_that_outgrew_the_map_is_read(path, monkeypatch):
 
 
 def test_a_memory_opens_where_the_address_space_is_small(path, monkeypatch):
-    """As on machines of 39-bit addresses, or with very many memories open."""
+    """This happens on machines with 39-bit addresses, and with very many open memories."""
     monkeypatch.setattr(environment, "MAP_BYTES", 1 << 52)
     with Database.create(path, put(b"a", b"first")) as database:
         database.write(lambda txn: fill(txn, 100, 16_000))

@@ -1,6 +1,4 @@
-"""Stored runs of landmarks and words: they read back, also cut and joined, with the expected size,
-and invalid ones are refused.
-"""
+"""Stored runs of landmarks and words read back whole, cut and joined. Invalid ones are refused."""
 
 import numpy as np
 import pytest

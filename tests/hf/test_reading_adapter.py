@@ -115,7 +115,7 @@ def test_an_adapter_applies_to_passages_and_leaves_plain_text_to_the_stock_model
                 assert session.adapt is False
             with stock.session(plain, retrieve=False) as expected:
                 expected.feed([*question, 7, 8])
-                # the turns before are those of the stock model again
+                # the earlier turns are read by the stock model again
                 assert session._local.ids == [*question, 7, 8]
                 if kind == "both":
                     assert close(session.feed([9]), expected.feed([9]))

@@ -35,7 +35,7 @@ def by_modules(model: HuggingFacePassageModel, given, enter=None):
 
 @pytest.mark.parametrize(
     ("kind", "rows"),
-    # of exaone4 a norm is turned at once; scaled positions are none of a traced layer
+    # exaone4 rotates right after a norm; scaled positions are no part of a layer
     [(kind, 1) for kind in [*KINDS, "exaone4"] if "," not in kind]
     + [("llama", 3), ("gemma2", 3), ("mixtral", 3)],
 )

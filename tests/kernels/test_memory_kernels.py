@@ -34,7 +34,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New tensors hold what no result may: a place that a kernel leaves out is seen."""
+    """Fills new tensors with a value that no result has, to see places that no kernel wrote."""
     empty, new_empty = torch.empty, Tensor.new_empty
 
     def poisoned(x: Tensor) -> Tensor:

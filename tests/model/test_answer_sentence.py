@@ -20,7 +20,7 @@ LEASE_DUE = "It is due on the first day of each month."
         ("When is it due?", "the first day", LEASE_DUE),
         ("Was a deposit paid?", "", "The tenant has paid a deposit in May."),  # a refusal
         ("Wer zahlt?", "niemand", "The tenant pays a rent of 7,450 pounds."),  # no common word
-        # the words of the question are in another sentence, and those of the answer in one
+        # one sentence has the words of the question, another those of the answer
         ("Has the tenant paid a rent or a deposit of 7,450 pounds?", "It is due", LEASE_DUE),
     ],
 )

@@ -69,7 +69,7 @@ def test_text_stays_local_until_the_window_overflows(reader, tmp_path):
 
 
 def test_tokens_that_leave_the_window_shift_the_rest_and_change_nothing_else(reader):
-    """Oracle: the keys and values that are left, attended to in a fresh context."""
+    """Compares with a new context that attends to the remaining keys and values."""
     beginning = read_prefix(reader)
     rolling = RepositionedAttention(reader, beginning)
     kept = {}
@@ -191,7 +191,7 @@ def test_passages_and_separators_have_the_positions_of_a_prompt(separator, tmp_p
             assert session.attention.local == len(question)
         with reader.session(store, retrieve=False) as session:
             session.feed(filler(9))
-            session.read(chosen)  # behind a text that was read before: it moves up
+            session.read(chosen)  # after a text that was read earlier, which moves up
             session.read([])
             assert session.attention.local == 9 and session.feed(question).isfinite().all()
 

@@ -36,7 +36,7 @@ def test_masses_are_those_of_the_softmax(kind: str, parts: list[int], biased: bo
 
     shape, first = reader.shape, len(reader.prefix_ids)
     torch.manual_seed(0)
-    tokens = sum(parts) + 2  # a separator of two stands behind them
+    tokens = sum(parts) + 2  # with a separator of two tokens after them
     with torch.no_grad():
         biases = [-0.5 * at for at in range(len(parts))] if biased else [0.0] * len(parts)
         bias = torch.tensor(biases).double().repeat_interleave(torch.tensor(parts))

@@ -125,7 +125,7 @@ def test_a_trace_starts_again_with_every_question(reader, store):
             with trace.step():
                 state = session.ask(question, trace.start)
             tokens = list(trace.tokens_of(session.generate(state, 4)))
-            session.feed(reader.tokenizer.encode(" and then"))  # told to nobody
+            session.feed(reader.tokenizer.encode(" and then"))  # is not reported
             said.append(report_trace(trace, session, None, 12, bool))
             assert "".join(pieces(reader, tokens)) == reader.tokenizer.decode(tokens)
         assert len(said[1]["tokens"]) == 4
@@ -153,7 +153,7 @@ def test_a_passage_model_reports_its_candidates(choosing):
     best = choice["candidates"][0]
     assert "copper anchor" in best["text"] and best["chosen"]
     assert sum(row["chosen"] for row in choice["candidates"]) == 3
-    # every head of a layer gives to what was chosen what it does not keep for the text around it
+    # a head gives the chosen passages all that it does not give the text around them
     shape = reader.shape
     mass = sum(source["weight"] for source in asked.told["sources"])
     assert 0 < mass < len(asked.tokens) * len(shape.memory_layers) * shape.num_heads

@@ -196,7 +196,7 @@ def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_p
         ):
             logits[codec] = session.logits(session.feed(question))
         assert_same_to_rounding(warm, logits[codec], products=TINY_MODEL)
-    # An answer from unrounded keys and values would be told from one from int8.
+    # The test can tell unrounded keys and values from those in int8.
     lost, largest = logits["int8"] - logits["zstd"], logits["zstd"].max()
     assert lost.abs().max() > 4 * rounding(torch.float32, TINY_MODEL) * largest
 

@@ -233,7 +233,8 @@ def test_a_file_is_uploaded_asked_and_deleted(page, tmp_path):
     assert page.ask(ANSWER_TEXT) == "5812"
     assert page.ask("document.querySelector('.sources b').textContent") == name
     page.click("[data-view=documents]")
-    page.ask("fetch('/v1/memstore/documents').then((answer) => answer.text())")  # behind the page's
+    # after the page's own request
+    page.ask("fetch('/v1/memstore/documents').then((answer) => answer.text())")
     forget = f"tr[data-name={json.dumps(name)}] .for-writers button"
     page.click(forget)
     assert "for good" in page.ask(f"document.querySelector({forget!r}).textContent")

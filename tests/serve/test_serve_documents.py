@@ -194,7 +194,7 @@ def test_a_failed_upload_is_listed_with_its_error_and_stores_no_partial_document
     def failing(*given: Any, **more: Any) -> Ingesting:
         steps = ingesting(*given, **more)
         yield next(steps)
-        steps.close()  # what it has is committed
+        steps.close()  # its finished chunks are committed
         raise StorageFull(f"{served.service.store.path} is full")
 
     with monkeypatch.context() as patch:

@@ -95,7 +95,7 @@ def nothing_is_left(place: WatchedPlace) -> None:
 def test_a_publisher_killed_at_any_call_leaves_the_old_or_the_new_state(
     writer: str, when: str, made: tuple[MemoryStore, WatchedPlace], tmp_path: Path
 ) -> None:
-    """Before or after every second call: before one call is after the one before it."""
+    """Kills before or after every second call, since the end of one is the start of the next."""
     (store, base), (work, calls) = made, WRITERS[writer]
     undisturbed = copy_of(base)
     work(store, undisturbed)
@@ -106,7 +106,7 @@ def test_a_publisher_killed_at_any_call_leaves_the_old_or_the_new_state(
         place = copy_of(base)
 
         def stop(now: int, call: str, what: object, number: int = number) -> None:
-            if now >= number:  # whatever else is under way ends as well
+            if now >= number:  # other calls that are running end as well
                 raise Killed
 
         setattr(place, when, stop)

@@ -17,6 +17,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(path: Path) -> Iterator[MemoryStore]:
-    """A memory at `path`; its blocks are tiny: a GiB would be millions of slots."""
+    """A memory at `path`, with a small host tier, since its blocks are tiny."""
     with MemoryStore.create(path, SIGNATURE, host_budget=1 << 20) as opened:
         yield opened

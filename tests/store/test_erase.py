@@ -220,7 +220,7 @@ def test_erasing_removes_index_and_partial_files_and_other_openings_go_on(path: 
         query = torch.zeros(2, 1, 8)
         other.retrieval.search_landmarks(1, query, [(document.id, 0, document.blocks)], 2)
         assert [row.name for row in other.documents()] == ["before", "after", "long"]
-        other.build_index()  # what it writes is built from what is there
+        other.build_index()  # it is built from the remaining documents
         assert found(path) == {}
         check_content(other, ingest(other, "next", 100, text=5), text=5)
         assert [row.name for row in store.documents()][-1] == "next"

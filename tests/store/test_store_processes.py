@@ -57,7 +57,7 @@ def test_forgetting_in_another_process_is_noticed(
     units = [BlockKey(document.id, 1, 2, 0)]
     lease = store.lease(units)
     elsewhere("with MemoryStore.open(arguments[0]) as store: store.forget('book')", path)
-    # what is leased stays as it is
+    # leased units do not change
     assert torch.equal(lease.k[lease.slots[0]], block(1, 1, 2)[0][0])
     for read in (
         lambda: store.lease(units),

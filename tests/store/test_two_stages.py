@@ -242,7 +242,7 @@ def test_a_question_does_not_read_a_document_that_changed_after_the_search(
 
 
 def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: MemoryStore) -> None:
-    # of one piece each, so that all are not read before the first is told
+    # one document in each piece, so that the first is reported before all are read
     def change(done: int, tokens: int) -> None:
         if done == 0:
             memory.forget("2")

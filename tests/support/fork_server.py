@@ -219,7 +219,7 @@ def verify_job(path: str) -> int:
 
 
 def check_job(path: str, read: str) -> int:
-    """Verify, and read by another job."""
+    """Verifies a memory, and runs another job that reads it."""
     return verify_job(path) or JOBS[read](path)
 
 
@@ -281,7 +281,7 @@ class ForkServer:
         )
 
     def start(self, name: str, *arguments: object) -> int:
-        """Begin a job; its pid, which stays its own until `end`."""
+        """Starts a job. Returns its pid, which no other process gets until `end`."""
         return int(self._ask(json.dumps([name, *map(str, arguments)])))
 
     def end(self) -> int:

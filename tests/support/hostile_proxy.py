@@ -37,8 +37,8 @@ class Proxy:
     """
 
     def __init__(self, to: int, answers: Sequence[bytes], seed: int, rate: float) -> None:
-        """to: the port of the server. answers: sent instead of its answers. rate: the share of them
-        to spoil.
+        """to: the port of the server. answers: sent instead of its answers. rate: the share to
+        spoil.
         """
         self._to, self._answers, self._rate = to, answers, rate
         self._random, self._lock = random.Random(seed), threading.Lock()

@@ -80,7 +80,7 @@ def _paragraph(text: str, style: str = "") -> str:
 
 
 def epub(sections: Sequence[Section], **members: str | bytes) -> bytes:
-    """A book with a file a section."""
+    """A book with a file for each section."""
     chapters = [_chapter(_body([section])) for section in sections]
     return epub_of(chapters, **members)
 
@@ -130,7 +130,7 @@ def _body(sections: Sequence[Section]) -> str:
 
 
 def pdf(pages: Sequence[Sequence[str]], streams: Sequence[bytes] | None = None) -> bytes:
-    """A PDF of pages of lines (Latin-1); streams: what draws the pages, instead of lines."""
+    """A PDF of pages of lines (Latin-1). streams: draw the pages in place of lines."""
     if streams is None:
         streams = [drawn(lines) for lines in pages]
     count = len(streams)
@@ -207,7 +207,9 @@ def pdf_page(
     drawn: bytes = b"BT /F1 12 Tf 72 700 Td (Name of the keeper:) Tj ET",
     font: bytes = b"/BaseFont /Helvetica",
 ) -> bytes:
-    """A PDF with one line of text, other objects from 6 on, and more entries of its page."""
+    """A PDF with one line of text. It can have more objects, from number 6, and more entries of its
+    page.
+    """
     return pdf_of(
         [
             b"<< /Type /Catalog /Pages 2 0 R %s >>" % catalogue,

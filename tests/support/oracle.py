@@ -52,7 +52,7 @@ class Head:
     fixed: bool
     interleaved: bool
     distance: int = 0
-    k_cmt: np.ndarray | None = None  # position-free; it stands at -1
+    k_cmt: np.ndarray | None = None  # position-free; its position is -1
     cutoff: float = 0.0
     value: np.ndarray | None = None  # of the context miss token
     recency: float = 0.0

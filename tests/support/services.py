@@ -181,7 +181,7 @@ class Server:
             return connection.recv(1 << 16).decode()
 
     def hang(self) -> None:
-        """Let it answer nothing any more; it ends by `kill`."""
+        """Stops the process, which then answers nothing until `kill` ends it."""
         self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
@@ -194,7 +194,7 @@ class Server:
 
 @contextmanager
 def valkey_server(folder: Path, *options: str) -> Iterator[Server]:
-    """A server with these options."""
+    """A Valkey server with these options."""
     server = Server(folder, *options)
     try:
         yield server

@@ -50,8 +50,10 @@ def train_in_turns(
     every: int = 1,
     subject: Callable[..., Any] = Subject,
 ) -> tuple[list[float], Any]:
-    """The losses and the model of one run, which is interrupted after so many steps at the end of
-    every turn but the last. The device "cuda" is a stand-in for one.
+    """The losses and the model of one run, interrupted after `every` losses in every turn but the
+    last.
+
+    The device "cuda" is a stand-in for one.
     """
     losses: list[float] = []
 

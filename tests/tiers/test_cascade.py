@@ -134,7 +134,7 @@ def test_forgetting_during_a_prefetch_while_the_map_grows_does_not_deadlock(tmp_
         check_slots(store.tiers.host)
 
 
-# What is refused, and how it is told
+# Refusals and their messages
 
 
 def test_budgets_too_small_are_refused_by_the_tiers_name(

@@ -230,7 +230,7 @@ def test_a_unit_dropped_during_its_read_is_not_cached(make: Make, below: Countin
     below.go()
     lease = lookup.end()
     assert isinstance(lease, Lease) and ahead.end() == 2
-    # what is leased stays as it is
+    # leased units do not change
     assert torch.equal(lease.k[lease.slots[0]], content(others[0])[0])
     held = [tier.holds(key) for key in (unit(0), unit(1), *others)]
     assert held == [False, True, False, False]

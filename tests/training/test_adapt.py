@@ -41,7 +41,7 @@ def prose(seed: int, sentences: int = 6) -> str:
 
 
 def people(count: int, source: str = "wiki") -> list[AskedContext]:
-    """Texts about things with their prices and places, and two questions about each."""
+    """Texts about things with their prices and places, and two questions about each thing."""
     rng, found = Random(source), []
     for number in range(count):
         thing, place = f"lamp {source} {number}", f"house number {rng.randrange(9999)}"

@@ -73,7 +73,7 @@ def test_training_takes_the_faster_precision_and_keeps_it(
         said.append(line["precision"])
 
     config = TrainConfig(tmp_path / "run", MODEL, stages()[:1], log_every=1, save_every=1)
-    for cpu_gain in (gain, 1 / gain):  # on another machine it is what it began with
+    for cpu_gain in (gain, 1 / gain):  # on another machine it stays at its first value
         monkeypatch.setattr(devices, "bfloat16_gain", lambda found=cpu_gain: found)
         with pytest.raises(KeyboardInterrupt):
             train(config, [book], resume=bool(said), report=report)
@@ -177,7 +177,7 @@ def test_a_new_run_does_not_use_the_tokenizer_of_a_killed_run(
     killed(started, more)
     assert tokenizer(again) == tokenizer(started) != tokenizer(fresh)
     train(again, [some])  # makes its own
-    train(replace(started, init=fresh.out), [more])  # takes that of the weights
+    train(replace(started, init=fresh.out), [more])  # takes the one of the weights
     other = replace(started, out=tmp_path / "other", model=LARGER, init=fresh.out)
     with pytest.raises(InvalidConfig, match="another architecture"):
         train(other, [more])
