@@ -20,7 +20,7 @@ def load(name: str) -> dict[str, Tensor]:
         return {key: torch.from_numpy(file[key]) for key in file.files}
 
 
-def all_positions(content: Tensor, block_size: int, length: int) -> Tensor:
+def all_positions(content: Tensor, length: int) -> Tensor:
     """Weights over content [.., nb, l] -> over positions [.., length], landmarks 0."""
     return torch.nn.functional.pad(content, (0, 1)).flatten(-2)[..., :length]
 
@@ -41,9 +41,7 @@ def test_grouped_softmax_equals_the_published_implementation(case: str) -> None:
     weights = logits.flatten(-2).softmax(-1).unflatten(-1, logits.shape[-2:])
     # the published numbers of these two cases were themselves computed in float32 and bfloat16
     tolerance = {"fp32": 1e-6, "bf16": 2e-2}.get(case, 1e-10)
-    torch.testing.assert_close(
-        all_positions(weights, block_size, length), w, rtol=0, atol=tolerance
-    )
+    torch.testing.assert_close(all_positions(weights, length), w, rtol=0, atol=tolerance)
     torch.testing.assert_close(
         api.local_attention(scaled, k, v, block_size).output, out, rtol=0, atol=tolerance
     )
@@ -77,9 +75,7 @@ def test_context_miss_token_equals_the_published_implementation(
             torch.nn.functional.pad(blocks[0], (0, logits.shape[-2] - blocks.shape[1])) & earlier
         )
         weights = weights.masked_fill(((gate < float(cutoff))[..., None] & under)[..., None], 0.0)
-    torch.testing.assert_close(
-        all_positions(weights, block_size, q.shape[2]), w, rtol=0, atol=1e-10
-    )
+    torch.testing.assert_close(all_positions(weights, q.shape[2]), w, rtol=0, atol=1e-10)
 
 
 def test_grouped_softmax_gradients_are_right() -> None:
