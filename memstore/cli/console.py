@@ -55,9 +55,12 @@ def say(text: str) -> None:
     print(visible(text), flush=True)
 
 
-def shorten(text: str, width: int) -> str:
-    """One line of at most `width` characters."""
+def shorten(text: str, width: int, around: str = "") -> str:
+    """One line of at most `width` characters; shows `around` if the text has it."""
     line = one_line(text)
+    at = line.lower().find(around.lower())
+    if len(line) > width and at + min(len(around), width // 2) > width - 3:
+        line = "..." + line[min(at - width // 3, len(line) + 3 - width) :].lstrip()
     return line if len(line) <= width else line[: width - 3].rstrip() + "..."
 
 
@@ -88,7 +91,7 @@ def result(value: Mapping[str, Any], text: str, as_json: bool) -> None:
 
 def described(document: "Document", what: str) -> str:
     """What was done to a document, and its size."""
-    figures = f"{document.tokens:,} tokens, {size(document.bytes)}"
+    figures = f"{count(document.tokens, 'token')}, {size(document.bytes)}"
     return f"{one_line(document.name)}: {what}, {figures}"
 
 
@@ -130,11 +133,11 @@ def read_lines(prompt: str = "") -> Iterator[str]:
 
 
 def print_sources(
-    sources: Sequence[Mapping[str, Any]], *, scored: bool, stats: bool = False
+    sources: Sequence[Mapping[str, Any]], *, scored: bool, stats: bool = False, answer: str = ""
 ) -> None:
     """Print two lines for each source, as wide as the terminal: number, document, page or heading;
-    then its sentence. scored: also its score, from 0 to 1; stats: also its attention (unless it has
-    a score), its characters and its tiers.
+    then its sentence, or the part with the answer. scored: also its score, from 0 to 1; stats: also
+    its attention (unless it has a score), its characters and its tiers.
     """
     width = max(_SHORTEST, shutil.get_terminal_size(_NO_TERMINAL).columns)
     digits = len(str(len(sources)))
@@ -146,7 +149,7 @@ def print_sources(
         score = f"{source['weight']:.2f}  " if scored else ""
         head = f"{number:{digits}}. {score}"
         say(head + shorten(place, max(_SHORTEST, width - len(head))))
-        say(indent + shorten(source["sentence"], width - len(indent)))
+        say(indent + shorten(source["sentence"], width - len(indent), answer.strip(" .")))
         if stats:
             first, end = source["span"]
             attention = "" if scored else f"attention {source['weight']:.2f}, "
@@ -188,7 +191,7 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
     different: dict[object, Mapping[str, Any]] = {}
     for number, source in enumerate(answer["sources"]):  # blocks may share a sentence
         different.setdefault(number if stats else (source["document"], source["sentence"]), source)
-    print_sources(list(different.values()), scored=refused, stats=stats)
+    print_sources(list(different.values()), scored=refused, stats=stats, answer=answer["text"])
     if stats:
         say("\n".join(_costs(answer)))
 

@@ -91,16 +91,17 @@ def test_a_source_names_its_page_or_heading(
     console.print_sources(
         [
             {"document": "tides.pdf", "place": "p. 3", "sentence": passage},
-            {"document": "tides.md", "place": "A very long heading " * 9, "sentence": passage},
+            {"document": "tides.md", "place": "A long heading " * 9, "sentence": passage + "8812."},
             {"document": "notes", "place": None, "sentence": "Short."},
         ],
         scored=False,
+        answer="8812.",
     )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "1. tides.pdf, p. 3" and lines[4:] == ["3. notes", "   Short."]
     assert lines[1].startswith("   The ferry leaves at noon, and again in the")
-    assert lines[1] == lines[3]
-    assert lines[2].startswith("2. tides.md, A very long heading") and lines[2].endswith("...")
+    assert lines[3].startswith("   ...") and lines[3].endswith("in the evening. 8812.")
+    assert lines[2].startswith("2. tides.md, A long heading") and lines[2].endswith("...")
     assert max(map(len, lines)) <= 90
 
 
