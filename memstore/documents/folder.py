@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import msgspec
 
@@ -159,14 +160,15 @@ def _of_path(given: str, found: Files, name: str | None, without: Path | None) -
     elif not path.is_file():
         raise UnreadableDocument(f"{path} is not a regular file; save its text in one")
     else:
-        return [File(path, name or _printable(path.name))]
+        return [File(path, name or normalize("NFC", _printable(path.name)))]
     found.folders.append(folder)
     meant = folder.path.is_dir() and not (pattern and given.endswith(os.sep))  # only folders are
     files = list[File]()
     for match in sorted(set(_matching(folder.path, parts, found))) if meant else ():
         if without is None or not match.resolve().is_relative_to(without.resolve()):
             inside = _printable(match.relative_to(folder.path).as_posix())
-            files.append(File(match, f"{name}/{inside}" if name else inside, folder, inside))
+            called = normalize("NFC", inside)  # composed, as keyboards write it
+            files.append(File(match, f"{name}/{called}" if name else called, folder, inside))
     if pattern and not files:
         found.refused.append(InvalidInput(f"{given} matches no file"))
     return files

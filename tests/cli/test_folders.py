@@ -84,7 +84,9 @@ def test_documents_of_a_folder_are_named_by_their_relative_paths(
     assert list(prefixed) == ["work/a.txt", "work/deep/c.txt"]
     found = find([str(notes), str(notes / "b.txt")], exclude=["deep", "sub/a.*", "[bm]*", "", "."])
     assert [file.name for file in found.files] == ["a.txt"]
-    assert len(read_in(tmp_path / "x", notes, "--exclude", "[bsm]*")) == 1
+    (notes / "a.txt").rename(notes / "e\u0301.txt")
+    assert read_in(tmp_path / "x", notes, "--exclude", "[bsm]*") == {"\xe9.txt": "read"}
+    assert read_in(tmp_path / "y", notes / "e\u0301.txt") == {"\xe9.txt": "read"}
 
 
 def test_only_changed_files_are_read_again(tmp_path: Path, conversions: list[str]) -> None:
