@@ -104,8 +104,8 @@ def as_api_error(error: BaseException) -> ApiError:
 def of_validation(error: Mapping[str, Any]) -> ApiError:
     """The response to an invalid value, from pydantic's error; names its parameter."""
     param, what = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
-    if error["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {what}")
+    if error["type"] == "json_invalid" or (not param and error["type"] == "model_attributes_type"):
+        return ApiError(400, f"the body is not JSON with Content-Type: application/json: {what}")
     return ApiError(400, f"{param or 'the body'}: {what}", param=param or None)
 
 

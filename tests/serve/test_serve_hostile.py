@@ -111,7 +111,8 @@ def test_a_request_succeeds_or_is_refused_in_openais_shape(
 def test_the_unchanged_requests_succeed(
     http: tuple[Served, httpx2.Client], path: str, body: dict[str, Any]
 ) -> None:
-    _, client = http
     headers = {"Accept": "application/json, text/event-stream"}
-    answer = client.post(path, json=body, headers=headers)
+    answer = http[1].post(path, json=body, headers=headers)
     assert answer.status_code in (200, 202), answer.text
+    answer = http[1].post(path, content=json.dumps(body), headers=headers)
+    assert answer.status_code == 400 and "Content-Type" in answer.text, answer.text
