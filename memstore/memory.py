@@ -272,7 +272,7 @@ class Memory(Closing):
             found = [name for name in documents if name in set(found)]
         if not found:
             known = sorted({name for row in self.documents() for name in row.labels})
-            there = f"; those that there are: {', '.join(known)}" if known else ""
+            there = f"; labels of this memory: {', '.join(known)}" if known else ""
             raise InvalidInput(f"no document has labels equal to {dict(where)}{there}")
         return found
 

@@ -23,14 +23,13 @@ def ls(store: ReadStore, as_json: Json = False) -> None:
     with MemoryStore.open(store, read_only=True) as memory:
         codec, manifest = memory.codec, memory.manifest
         documents = memory.documents()
-    told = [document.told() for document in documents]
     rows: list[tuple[object, ...]] = [("name", "state", "tokens", "blocks", "size", "since")]
     for d in documents:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
         rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since))
     published = "" if manifest is None else f"; manifest {manifest}"
     said = f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents"
-    result = {"codec": codec, "manifest": manifest, "documents": told}
+    result = {"codec": codec, "manifest": manifest, "documents": [d.told() for d in documents]}
     console.result(result, f"{said}{published}", as_json)
 
 
@@ -41,8 +40,7 @@ def stats(store: ReadStore, as_json: Json = False) -> None:
 
     with MemoryStore.open(store, read_only=True) as memory:
         figures = memory.stats()
-    described = _described(figures).items()
-    lines = (f"{name:11}{console.one_line(value)}" for name, value in described)
+    lines = (f"{name:11}{console.one_line(value)}" for name, value in _described(figures).items())
     console.result(figures, "\n".join(lines), as_json)
 
 
@@ -90,9 +88,8 @@ def rm(
         for name in names:
             memory.document(name)  # refused before anything is removed
         removed = [memory.forget(name, erase=erase) for name in names]
-    lines = [console.described(one, "erased" if erase else "removed") for one in removed]
-    told = {"removed": [document.told() for document in removed], "erased": erase}
-    console.result(told, "\n".join(lines), as_json)
+    text = "\n".join(console.described(one, "erased" if erase else "removed") for one in removed)
+    console.result({"removed": [one.told() for one in removed], "erased": erase}, text, as_json)
 
 
 @command("verify", "memstore verify", "memstore verify --repair")
@@ -135,9 +132,8 @@ def export(
 
     with MemoryStore.open(store, read_only=True) as memory:
         written = export_document(memory, name, file)
-    told = {"name": name, "file": str(file), "bytes": written}
     text = f"{console.one_line(name)}: exported to {file}, {console.size(written)}"
-    console.result(told, text, as_json)
+    console.result({"name": name, "file": str(file), "bytes": written}, text, as_json)
 
 
 @command("import", "memstore import diary.memstore --store other")

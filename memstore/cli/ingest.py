@@ -327,7 +327,7 @@ class _FileIngest:
                 self.memory.forget(document.name)
                 self.forgotten.append(document.name)
                 if not self.quiet:
-                    console.say(f"{console.one_line(document.name)}: forgotten, its file is gone")
+                    console.say(f"{console.one_line(document.name)}: removed, its file is gone")
 
     def to_dict(self) -> dict[str, Any]:
         """The results of all files, as plain values."""
@@ -337,7 +337,7 @@ class _FileIngest:
     def summary(self) -> str:
         """The same in one line."""
         counts = Counter(result["status"] for result in self.results)
-        counts |= {"forgotten": len(self.forgotten), "not read": len(self.failed)}
+        counts |= {"removed": len(self.forgotten), "not read": len(self.failed)}
         return _files_line(len(self.results) + len(self.failed), counts)
 
 
@@ -362,7 +362,8 @@ def _result_line(result: dict[str, Any]) -> str:
     if status == "resumed":
         status += f" at token {result['resumed_at']:,}"
     blocks = console.count(result["blocks"], "block")
-    figures = f"{blocks}, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
+    tokens = console.count(result["tokens"], "token")
+    figures = f"{blocks}, {tokens}, {console.size(result['bytes'])}"
     notes = "".join(f"\n  note: {console.one_line(note)}" for note in result.get("notes", ()))
     name = console.one_line(result["name"])
     return f"{name}: {status}; {figures}, {result['seconds']:.1f} s{notes}"

@@ -20,7 +20,7 @@ from memstore.disk.files import occupy_standard_streams
 
 # click's UsageError, from the click that typer uses
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.mro()[1])
-_ONE_TEXT = ("ask", "search")  # commands whose argument is one text
+_OTHER_NAMES = {"add": "ingest", "delete": "rm", "forget": "rm", "list": "ls", "remove": "rm"}
 
 
 def main() -> None:
@@ -53,26 +53,22 @@ def main() -> None:
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"memstore {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def memstore(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version",
-            callback=lambda wanted: _say_version() if wanted else None,
-            is_eager=True,
-            help="Print the version.",
-        ),
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """A retrieval-memory database for transformers: a model reads documents once, and any later
     process answers questions from them, with sources.
     """
-
-
-def _say_version() -> None:
-    print(f"memstore {__version__}")
-    raise typer.Exit
 
 
 _GROUPS = (ingest, ask, documents, serve, train, adapt, demo)
@@ -87,6 +83,8 @@ app.add_typer(_share, name="share")
 def _wrong_usage(error: typer.BadParameter, verb: str = "") -> str:
     """One line with the error of a command line and the command that prints its help."""
     message = console.one_line(error.format_message())
-    if verb in _ONE_TEXT and "unexpected extra argument" in message:
+    if verb in _OTHER_NAMES:
+        message = f"No such command '{verb}'; it is '{_OTHER_NAMES[verb]}'."
+    if verb in ("ask", "search") and "unexpected extra argument" in message:
         message += f'; put the text in quotes: memstore {verb} "..."'
     return f"error: {message} (see {error.ctx.command_path if error.ctx else 'memstore'} --help)"

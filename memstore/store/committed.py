@@ -277,13 +277,13 @@ def admit_import(named: Iterable[Document], original: Document) -> Document | No
 
 
 def no_document(name: str, rows: Iterable[Document], where: str) -> DocumentNotFound:
-    """The error for an unknown name; it lists the first names of the memory."""
+    """The error for an unknown name; it lists some names of the memory, similar ones first."""
+    asked = name.casefold()
     listed = [repr(row.name) for row in rows if row.is_listed]
+    listed.sort(key=lambda one: asked not in one.casefold() and one[1:-1].casefold() not in asked)
     more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-    names = ", ".join(listed[:_NAMED]) + more
-    return DocumentNotFound(
-        f"no document {name!r} in {where}; " + (f"it holds {names}" if names else "it holds none")
-    )
+    names = (", ".join(listed[:_NAMED]) or "none") + more
+    return DocumentNotFound(f"no document {name!r} in {where}; it holds {names}")
 
 
 def _is_empty(found: Document) -> bool:
@@ -305,7 +305,7 @@ def _refusal(found: Document, wanted: Document) -> DocumentExists | InvalidInput
     if found.source_hash != wanted.source_hash:
         return DocumentExists(
             f"document {found.name!r} is partly ingested from other content; continue with that, "
-            "replace it, or forget it"
+            "replace it, or remove it"
         )
     there, here = asdict(found.settings), asdict(wanted.settings)
     others = ", ".join(f"{k}={v}" for k, v in sorted(there.items()) if here[k] != v)

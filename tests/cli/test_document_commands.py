@@ -23,18 +23,14 @@ def test_maintaining_a_memory_needs_no_model(
     )
     assert "documents  1\n" in run("stats", "--store", store).out
     file = tmp_path / "story.memstore"
-    assert (
-        run("export", "story", file, "--store", store, "--json").json["bytes"]
-        == file.stat().st_size
-    )
-    imported = run("import", file, "--store", tmp_path / "copy", "--name", "tale", "--json").json[
-        "imported"
-    ]
+    exported = run("export", "story", file, "--store", store, "--json").json
+    assert exported["bytes"] == file.stat().st_size
+    told = run("import", file, "--store", tmp_path / "copy", "--name", "tale", "--json").json
+    imported = told["imported"]
     assert imported["name"] == "tale" and imported["state"] == "ready"
     intact(tmp_path / "copy", "tale")
-    assert [d["name"] for d in run("rm", "story", "--store", store, "--json").json["removed"]] == [
-        "story"
-    ]
+    removed = run("rm", "story", "--store", store, "--json").json["removed"]
+    assert [d["name"] for d in removed] == ["story"]
     sizes = run("compact", "--store", store, "--json").json
     assert sizes["bytes_after"] < sizes["bytes_before"]
     assert run("ls", "--store", store).out == "no documents\n"
@@ -62,10 +58,9 @@ def test_a_small_memory_needs_no_index(store: Path) -> None:
 
 
 def test_rm_removes_nothing_if_a_name_is_unknown(store: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.write_text(OTHER)
-    assert run("ingest", other, "--store", store).status == 0
-    refused(run("rm", "story", "nobody", "--store", store), "nobody")
+    (tmp_path / "other").write_text(OTHER)
+    assert run("ingest", tmp_path / "other", "--store", store).status == 0
+    refused(run("rm", "other", "stor", "--store", store), "'stor' in", "it holds 'story', 'other'")
     intact(store, "story", "other")
     told = run("rm", "story", "other", "story", "--store", store, "--erase", "--json").json
     assert [document["name"] for document in told["removed"]] == ["story", "other"]

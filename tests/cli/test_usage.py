@@ -40,6 +40,7 @@ def test_no_arguments_show_the_help() -> None:
         ("share push", "share push", "URL"),
         ("share", "share", "command"),
         ("serch x", "", "'search'"),
+        ("remove x", "", "'rm'"),
         ("--verison", "", "--version"),
     ],
 )
