@@ -130,6 +130,9 @@ def find(
         except (InvalidInput, UnreadableDocument) as error:
             found.refused.append(error)
             continue
+        except OSError as error:  # such as a text that was given as a path
+            found.refused.append(InvalidInput(f"cannot read {path:.200}: {error.strerror}"))
+            continue
         for file in files:
             inside = Path(file.file or file.path.name)
             if any(one.match(end) for one in (inside, *inside.parents) for end in excluded):
@@ -195,11 +198,19 @@ def _matching(where: Path, parts: tuple[str, ...], found: Files) -> Iterator[Pat
     for path in inside:
         hidden = path.name.startswith(".") and not part.startswith(".")
         same = part in ("**", path.name) or fnmatch(path.name, part)
-        if hidden or not same or path.is_symlink():
+        if hidden or not same:
             continue
-        if path.is_dir() and (part == "**" or rest):
+        try:
+            mode = path.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            continue
+        except OSError as error:  # of a directory whose files may be listed only
+            if part != "**":
+                found.refused.append(InvalidInput(f"cannot read {path}: {error.strerror}"))
+            continue
+        if stat.S_ISDIR(mode) and (part == "**" or rest):
             yield from _matching(path, parts if part == "**" else rest, found)
-        elif not rest and part != "**" and path.is_file():
+        elif not rest and part != "**" and stat.S_ISREG(mode):
             yield path
 
 

@@ -151,9 +151,10 @@ def test_an_empty_or_missing_folder_forgets_nothing(notes: Path, tmp_path: Path)
     assert set(read_in(store, away).values()) == {"unchanged"}
     assert set(read_in(store, away).values()) == {"unchanged"}
     if os.geteuid():
-        (away / "sub").chmod(0)
-        closed = run("ingest", away, "--sync", "--store", store)
-        assert closed.status == 1 and "cannot read the directory" in lines(closed)[0]
+        for mode, what in ((0, "the directory"), (0o444, away / "sub")):
+            (away / "sub").chmod(mode)
+            closed = run("ingest", away, "--sync", "--store", store)
+            assert closed.status == 1 and f"cannot read {what}" in lines(closed)[0]
         (away / "sub").chmod(0o755)
         intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
 
@@ -171,7 +172,7 @@ def test_an_unreadable_file_does_not_stop_the_others(notes: Path, tmp_path: Path
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
     several = run("ingest", notes / "aa.png", notes / "none", notes / "a.txt", "--store", store)
     assert several.status == 1 and len(lines(several)) == 2 and "a.txt: unchanged" in several.out
-    nothing = run("ingest", notes / "none", notes / "neither", "--store", tmp_path / "new")
+    nothing = run("ingest", notes / "none", notes / ("n" * 256), "--store", tmp_path / "new")
     assert nothing.status == 2 and len(lines(nothing)) == 2
 
 
