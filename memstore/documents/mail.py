@@ -15,12 +15,22 @@ from memstore.errors import UnreadableDocument
 def read_mail(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
     """The subject as heading, who wrote to whom, and the text; attachments are named in notes."""
     mail = message_from_bytes(data, EmailMessage, policy=policy.default)
-    if mail["subject"]:
-        yield Block(clean(str(mail["subject"])), 1)
+    if subject := _header(mail, "Subject"):
+        yield Block(subject, 1)
     saved = mail.get_content_type() == "multipart/related"  # a web page
-    lines = [f"{name}: {mail[name]}" for name in ("From", "To", "Cc", "Date") if mail[name]]
-    yield Block("" if saved else clean("\n".join(lines)))
+    headers = {name: _header(mail, name) for name in ("From", "To", "Cc", "Date")}
+    lines = [f"{name}: {value}" for name, value in headers.items() if value]
+    yield Block("" if saved else "\n".join(lines))
     yield from _texts(mail, limits, notes)
+
+
+def _header(mail: EmailMessage, name: str) -> str:
+    """The first header of a name, decoded; undecoded if the email package fails on it."""
+    try:
+        return clean(str(mail[name] or ""))
+    except (IndexError, AttributeError, ValueError):  # of malformed addresses
+        values = (value for known, value in mail.raw_items() if known.lower() == name.lower())
+        return clean(" ".join(str(next(values)).split()))
 
 
 def _texts(mail: EmailMessage, limits: Limits, notes: list[str]) -> Iterator[Block]:
