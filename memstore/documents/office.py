@@ -114,7 +114,8 @@ def read_csv(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
     except csv.Error:
         dialect = csv.excel
     csv.field_size_limit(limits.characters)
-    return records([clean(cell) for cell in row] for row in csv.reader(io.StringIO(text), dialect))
+    lines = io.StringIO(text, newline=None)  # a line may end with \r
+    return records([clean(cell) for cell in row] for row in csv.reader(lines, dialect))
 
 
 def records(rows: Iterable[list[str]]) -> Iterator[Block]:

@@ -238,10 +238,10 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
     ),
     "a.ods": (made.zipped({"content.xml": made.ODS}), "Fees\n\nCity | Fee\nCity: 7 | Fee: 7"),
     "fees.csv": (b"City;Fee\nDelby;4\nLukton;", "City | Fee\nCity: Delby | Fee: 4\nCity: Lukton"),
-    "plain.csv": (b"1,2\n3,4\n", "1 | 2\n3 | 4"),
+    "plain.csv": (b'1,2\r3,"4\r5"\r', "1 | 2\n3 | 4 5"),
     "a.eml": (
-        made.MAIL.encode(),
-        "The mühle\n\nFrom: Ada <ada@example.org>\n\nThe key hangs there.",
+        b"Cc: b@[1.2\n" + made.MAIL.encode(),  # an address that Python's parser fails on
+        "The mühle\n\nFrom: Ada <ada@example.org>\nCc: b@[1.2\n\nThe key hangs there.",
         "the attachment map.png is not read",
     ),
     "a.mht": (made.SAVED.encode(), "① The price of the mare is 310."),
