@@ -169,7 +169,7 @@ class Memory(Closing):
         """
         for name in names:
             self.store.document(name)
-        return [self.store.forget(name, erase=erase) for name in names]
+        return [self.store.forget(name, erase=erase) for name in dict.fromkeys(names)]
 
     def publish(self, url: str, names: Sequence[str] | None = None) -> "Published":
         """Publish documents to an object store: see store.transfer.publish_memory."""
@@ -269,7 +269,8 @@ class Memory(Closing):
             raise InvalidInput(f"where is labels and their values, not {where!r}")
         found = [row.name for row in self.documents(where)]
         if documents is not None:
-            found = [name for name in documents if name in set(found)]
+            labelled = {*found}
+            found = [row.name for row in self.store.ready(documents) if row.name in labelled]
         if not found:
             known = sorted({name for row in self.documents() for name in row.labels})
             there = f"; labels of this memory: {', '.join(known)}" if known else ""

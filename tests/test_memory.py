@@ -61,7 +61,7 @@ def test_files_folders_and_texts_are_added_once(tmp_path: Path) -> None:
                 memory.add(**wrong)
         with pytest.raises(DocumentNotFound):
             memory.remove("one.txt", "nobody")
-        assert len(memory.remove("one.txt", "two.txt")) == 2
+        assert len(memory.remove("one.txt", "two.txt", "one.txt")) == 2
         assert [row.name for row in memory.documents()] == ["deep/one.txt", "deep/two.txt"]
 
 
@@ -149,13 +149,14 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
         (lambda memory: memory.ask("Who?", max_tokens=5), "max_new_tokens"),
         (lambda memory: memory.ask("Who?", where="year"), "where is labels"),
         (lambda memory: memory.ask("Who?", where={"yaer": 1}), "author, year"),
+        (lambda memory: memory.search("Who?", documents=["x"], where={}), "no document 'x'"),
         (lambda memory: memory.ask_many("Who?"), "in a list"),
         (lambda memory: memory.add(None), "give a path"),
         (lambda memory: memory.add(b"The gate is open."), r"text=data\.decode\(\)"),
         (lambda memory: memory.add([b"diary.txt"]), r"not b'diary.txt'; .*data\.decode"),
         (lambda memory: memory.add(text=b"Open.", name="x"), "not bytes: decode it"),
         (lambda memory: memory.add(path for path in [100]), "not 100;"),
-        (lambda memory: memory.add(100), "not 100;"),
+        (lambda memory: memory.add("The gate is open. " * 99), "cannot read The gate .* too long"),
         (lambda memory: memstore.open(memory.store.path, model=object()), "memstore.wrap"),
         (lambda memory: memstore.open(memory.store.path, options={"cach": 1}), "local_cache"),
         (lambda memory: memstore.open(memory.store.path, options={"host_budget": "1"}), "number"),
