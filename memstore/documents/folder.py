@@ -127,7 +127,7 @@ def find(
     for path in paths:
         try:
             files = _of_path(os.path.expanduser(path), found, name, without)
-        except (InvalidInput, UnreadableDocument) as error:
+        except InvalidInput as error:
             found.refused.append(error)
             continue
         except OSError as error:  # such as a text that was given as a path

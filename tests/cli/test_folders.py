@@ -18,8 +18,6 @@ from support.commands import Result, intact, refused, run
 from support.made_documents import Section
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
 pytestmark = pytest.mark.usefixtures("the_model")
 
 
@@ -144,8 +142,7 @@ def test_an_empty_or_missing_folder_forgets_nothing(notes: Path, tmp_path: Path)
     away = notes.rename(tmp_path / "away")
     refused(run("ingest", notes, "--sync", "--store", store), "does not exist")
     notes.mkdir()
-    emptied = run("ingest", notes, "--sync", "--store", store)
-    refused(emptied, f"no file was found in {notes}")
+    refused(run("ingest", notes, "--sync", "--store", store), f"no file was found in {notes}")
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
     # The same files at another place are the same documents, known by their content.
     assert set(read_in(store, away).values()) == {"unchanged"}
