@@ -253,6 +253,8 @@ def serve() -> None:
             outcome = CRASHED
             try:
                 outcome = JOBS[name](*arguments)
+            except BaseException:
+                traceback.print_exc()  # pytest shows it with the test that fails
             finally:
                 os._exit(outcome)
         print(pid, flush=True)
@@ -275,7 +277,6 @@ class ForkServer:
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         )
