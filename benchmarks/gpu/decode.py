@@ -26,7 +26,6 @@ from torch import Tensor
 
 from benchmarks.common.tables import tokens_text
 from benchmarks.gpu.part import Case, Row, Setting
-from memstore.disk.format.signature import Signature
 from memstore.model.landmark.landmark_model import SHIPPED, LandmarkModel
 from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.landmark.transformer import PRESETS, ModelConfig, Transformer
@@ -71,7 +70,7 @@ def steps(setting: Setting, name: str, tokens: int) -> Iterator[Row]:
     """The three kinds of steps of one shape and length of memory."""
     config = replace(SHAPES[name], cmt_cutoff=0.0)
     model = random_model(config, setting)
-    signature, layers = signature_of(config), config.memory_layers or ()
+    signature, layers = config.signature("random", "none"), config.memory_layers or ()
     blocks = -(-tokens // config.block_size)
     unit = 2 * config.block_size * config.head_dim * torch_dtype(config.kv_dtype).itemsize
     own = 2 * (config.chunk_blocks + config.top_k) * config.num_layers * config.num_kv_heads
@@ -128,21 +127,6 @@ def random_model(config: ModelConfig, setting: Setting) -> Transformer:
         torch.set_default_dtype(before)
     model.initialise(torch.Generator(setting.place).manual_seed(setting.seed))
     return model.requires_grad_(False).eval()
-
-
-def signature_of(config: ModelConfig) -> Signature:
-    """The signature of a model without a tokenizer and with weights that are not hashed."""
-    return Signature(
-        weights="random",
-        tokenizer="none",
-        architecture={},
-        kv_dtype=config.kv_dtype,
-        num_layers=config.num_layers,
-        memory_layers=tuple(config.memory_layers or ()),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=config.block_size,
-    )
 
 
 def fill(store: MemoryStore, config: ModelConfig, blocks: int, setting: Setting) -> tuple[int, int]:

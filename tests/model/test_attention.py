@@ -22,7 +22,7 @@ from memstore.model.session import ReadUnit, StepReads
 from memstore.store.memory_store import MemoryStore
 from support.oracle import Block, Head, choose
 from support.paths import DATA
-from support.tiny_model import attending, signature
+from support.tiny_model import attending
 
 
 def one_layer(**changes: Any) -> ModelConfig:
@@ -53,7 +53,9 @@ class Driver:
     ) -> None:
         self.config = config
         unit = 2 * config.block_size * config.head_dim * 8
-        self.store = MemoryStore.in_memory(signature(config), host_budget=host_units * unit)
+        self.store = MemoryStore.in_memory(
+            config.signature("none", "none"), host_budget=host_units * unit
+        )
         self.documents = [self.store.retrieval.session_document()]
         self.scratch = self.store.retrieval.session_document()
         self.blocks = SessionBlocks(own_document=self.scratch.document)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.disk.format.signature import Signature
 from memstore.model.adapter import Shape
 from memstore.model.landmark.landmark_model import (
     SHIPPED,
@@ -59,21 +58,6 @@ def text(words: int, seed: int = 0) -> str:
     return (
         "".join(rng.choice(WORDS) + rng.choice([" ", " ", " ", " ", "\n"]) for _ in range(words))
         + "end.\n"
-    )
-
-
-def signature(config: ModelConfig) -> Signature:
-    """The signature of a model of this shape, without weights and a tokenizer."""
-    return Signature(
-        weights="none",
-        tokenizer="none",
-        architecture={},
-        kv_dtype=config.kv_dtype,
-        num_layers=config.num_layers,
-        memory_layers=tuple(config.memory_layers or ()),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=config.block_size,
     )
 
 

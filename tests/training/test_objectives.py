@@ -17,7 +17,7 @@ from memstore.training.objectives import (
     read_memory,
 )
 from memstore.training.train import orthogonalise
-from support.tiny_model import attending, signature
+from support.tiny_model import attending
 
 SIZE, TOP_K = 4, 3
 
@@ -85,7 +85,7 @@ def session(built: Transformer, store: MemoryStore, blocks: SessionBlocks) -> Me
 
 
 def store_for(config: ModelConfig) -> MemoryStore:
-    return MemoryStore.in_memory(signature(config), host_budget=1 << 24)
+    return MemoryStore.in_memory(config.signature("none", "none"), host_budget=1 << 24)
 
 
 @pytest.mark.parametrize("cmt", [True, False])

@@ -137,18 +137,7 @@ def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
         digest.update(name.encode())
         wide = torch.promote_types(tensor.dtype, torch.float32)
         digest.update(tensor.detach().to("cpu", wide).contiguous().numpy().tobytes())
-    config = model.config
-    return Signature(
-        weights=digest.hexdigest(),
-        tokenizer=tokenizer.fingerprint,
-        architecture=config.architecture(),
-        kv_dtype=config.kv_dtype,
-        num_layers=config.num_layers,
-        memory_layers=tuple(config.memory_layers or ()),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=config.block_size,
-    )
+    return model.config.signature(digest.hexdigest(), tokenizer.fingerprint)
 
 
 # Queries are sampled to build an index

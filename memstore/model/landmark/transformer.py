@@ -17,6 +17,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from memstore.decode import Amount, Layer, Share, typed
+from memstore.disk.format.signature import Signature
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.kernels.api import NEG
 from memstore.kernels.reference import accumulate
@@ -130,6 +131,20 @@ class ModelConfig:
         return {
             name: value for name, value in self.to_dict().items() if name not in LOOKUP_SETTINGS
         }
+
+    def signature(self, weights: str, tokenizer: str) -> Signature:
+        """Of memories of a model of this shape. weights, tokenizer: what they are identified by."""
+        return Signature(
+            weights=weights,
+            tokenizer=tokenizer,
+            architecture=self.architecture(),
+            kv_dtype=self.kv_dtype,
+            num_layers=self.num_layers,
+            memory_layers=tuple(self.memory_layers or ()),
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=self.block_size,
+        )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
