@@ -151,7 +151,17 @@ class Lookup:
     """Lookups for an answer; None: the model's defaults."""
 
     top_k: Annotated[
-        int | None, option("--top-k", "K", "Most blocks that a lookup reads; default: the model's.")
+        int | None,
+        option("--top-k", "K", "Most blocks or passages that are read; default: the model's."),
+    ] = None
+    score_range: Annotated[
+        float | None,
+        option(
+            "--score-range",
+            "S",
+            "Read passages that score at most S standard deviations below the best; default: the "
+            "model's.",
+        ),
     ] = None
     cmt_cutoff: Annotated[
         float | None,

@@ -3,12 +3,13 @@
 import os
 import sys
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.options import Json, Opening, ReadStore, flag, opened, option, parse_size
+from memstore.cli.options import Json, Lookup, Opening, ReadStore, flag, opened, option, parse_size
 from memstore.errors import InvalidInput, install_extra
 from memstore.serve.settings import ServeSettings
 
@@ -51,6 +52,7 @@ def serve(
         option("--max-body", "SIZE", "Largest upload; default: 64MiB.", parser=parse_size),
     ] = None,
     opening: Opening,
+    lookup: Lookup,
     as_json: Json = False,
 ) -> None:
     """Serve a memory over HTTP: a page, OpenAI's chat API, documents, MCP.
@@ -78,6 +80,7 @@ def serve(
     keys = {} if api_key_file is None else read_keys(api_key_file)
     check_exposed(settings, keys)
     with opened(store, opening, read_only=False, make=True) as (model, memory):
+        model.lookup = model.lookup.changed(**asdict(lookup))
         known = model.signature.model
         name = "memstore" if known is None else Path(known.title).name
         service = Service(model, memory, settings, keys=keys, name=name)
@@ -101,6 +104,7 @@ def mcp(
     ] = False,
     *,
     opening: Opening,
+    lookup: Lookup,
 ) -> None:
     """Serve a memory to an agent: MCP over stdin and stdout.
 
@@ -119,6 +123,7 @@ def mcp(
     with redirect_stdout(sys.stderr):  # stdout carries MCP; libraries may print
         model, memory = resources.enter_context(opened(store, opening, read_only=read_only))
     with resources:
+        model.lookup = model.lookup.changed(**asdict(lookup))
         service = Service(model, memory)
         write = not memory.read_only
 

@@ -65,6 +65,7 @@ def test_settings_out_of_range_are_refused(store: Path, story: Path, tmp_path: P
     for arguments, word in [
         (("serve", "--store", store, "--host", "0.0.0.0"), "--api-key-file"),
         (("ask", "Who?", "--store", store, "--top-k", "0"), "top_k"),
+        (("serve", "--store", store, "--score-range", "-1"), "score_range"),
         (("chat", "--store", store, "--caution", "nan"), "caution"),
         (("ask", "Who?", "--store", store, "--host-budget", "1kB"), "budget"),
         (("ask", "Who?", "--store", store, "--policy", "fifo"), "lru"),

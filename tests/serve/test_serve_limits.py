@@ -100,6 +100,14 @@ def test_an_answer_ends_at_its_time_limit(tmp_path: Path) -> None:
         assert refused.value.code == "context_length_exceeded"
 
 
+def test_a_server_looks_up_as_its_options_say(tmp_path: Path) -> None:
+    with serving(tmp_path / "mem"):
+        pass
+    with process(tmp_path / "mem", "--cmt-cutoff", "1") as (_, url):
+        answer = httpx2.post(url + CHAT, json={**ASKED, "memstore": {"trace": True}}, timeout=60)
+    assert answer.json()["memstore"]["lookups"]["done"] == 0
+
+
 def test_a_server_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
     """By SIGTERM, with an answer, an upload and the document of an agent on their way."""
     long = {"name": "ingest", "arguments": {"name": "long", "text": DIARY * 500}}
