@@ -5,8 +5,8 @@ questions are those that nothing answers. Every way of answering generates at mo
 the same weights, greedily.
 
 ways: "memory" is what `memstore ask` does; "text" reads the memory's passages in the prompt;
-"bm25", "minilm" and "fused" choose the best of the same passages otherwise and read them as text;
-"gold" reads the passage that is known to be right.
+"bm25@4", "minilm@4" and "fused@4" choose the best 4 of the same passages otherwise, or as many as
+stands behind the @, and read them as text; "gold" reads the passage that is known to be right.
 """
 
 import json
@@ -48,7 +48,10 @@ SETS = {
     "2wiki": ("2wiki_sample", "en"),
     "fairytale": ("fairytaleqa", "en"),
 }
-WAYS = ("memory", "text", "bm25", "minilm", "fused", "gold")
+WAYS = ("memory", "text", "fused@1", "fused@2", "fused@4", "gold")
+_OTHERS = ("bm25", "minilm", "fused")
+_WAY = re.compile(rf"memory|text|gold|({'|'.join(_OTHERS)})@[1-9]\d*")
+_MOST_GOLD, _MOST_TEXT = 4, 64  # passages
 _ALL = "memory"  # all passages are blocks of one document for the choosers
 _CURVE = ("right", "refused", "unanswerable refused")
 _ARTICLES = re.compile(r"\b(a|an|the|der|die|das|le|la|les|l|un|une)\b")
@@ -232,7 +235,6 @@ def ask_text(
     passages: Passages,
     asked: Asked,
     order: Sequence[int],
-    k: int,
     known: Evidence | None,
 ) -> Said:
     """Asks with passages as text.
@@ -241,9 +243,11 @@ def ask_text(
     TextReader.answer.
     """
     began = time.perf_counter()
-    if way in ("bm25", "minilm", "fused"):
-        order = passages.ranked(way, asked.question)
-    chosen = sorted(order[:k])
+    name, _, count = way.partition("@")
+    most = int(count) if count else _MOST_GOLD if name == "gold" else _MOST_TEXT
+    if name in _OTHERS:
+        order = passages.ranked(name, asked.question)
+    chosen = sorted(order[:most])
     searched = time.perf_counter() - began
     ids = [passages.ids[at] for at in chosen]
     said, doubt, first = reader.answer(ids, asked.question, TOKENS, known)
@@ -313,9 +317,8 @@ def asked_by_all(
                     order = read[one.question]
                 elif way == "gold":
                     order = passages.gold(one)
-                most = 64 if way == "text" else given.k
                 seen = known.get(one.question)
-                said.append(ask_text(way, prompted, passages, one, order, most, seen))
+                said.append(ask_text(way, prompted, passages, one, order, seen))
         found[way] = summary(some, said, above)
         told[way] = marks(some, said, above)
         if way != "memory" and "memory" in told:
@@ -341,7 +344,7 @@ def found_by_all(
     some = [(one, set(right)) for one in asked if (right := passages.right(one))]
     groups = [one.group for one, _ in some]
     ranks: dict[str, list[int | None]] = {}
-    for way in ("bm25", "minilm", "fused"):
+    for way in _OTHERS:
         ranks[way] = [rank(passages.ranked(way, one.question)[:16], right) for one, right in some]
     ranks["memory"] = [rank(passages.found(memory, one), right) for one, right in some]
     found: dict[str, dict[str, Any]] = {}
@@ -362,8 +365,7 @@ def main() -> None:
     options.add(parser, "--set", "newwiki", choices=[*SETS, "office"])
     parser.add_argument("--questions", type=Path, required=True, help="JSON lines, or a folder")
     options.add(parser, "--count", 300, "questions")
-    options.add(parser, "--ways", list(WAYS), choices=WAYS)
-    options.add(parser, "--k", 4, "passages that are chosen otherwise and read as text")
+    options.add(parser, "--ways", list(WAYS))
     parser.add_argument("--top-k", type=int, help="passages that the memory reads at most")
     about = "passages that it reads, in deviations below the best; 1e9: all of --top-k"
     parser.add_argument("--score-range", type=float, help=about)
@@ -372,6 +374,8 @@ def main() -> None:
     parser.add_argument("--only-search", action="store_true", help="find passages, answer nothing")
     options.add(parser, "--model", "smollm2")
     given = parser.parse_args()
+    if unknown := [way for way in given.ways if not _WAY.fullmatch(way)]:
+        parser.error(f"{unknown[0]} is no way of answering: memory, text, gold, or fused@4")
     options.prepare(given.threads)
     documents, asked = planned(given.set, given.questions, given.count, given.seed)
     reader = load_reader(given.model)
