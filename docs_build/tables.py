@@ -67,7 +67,7 @@ def readme_table() -> str:
         for title, key in (
             ("questions that the texts answer (209): right", "right"),
             ("the same: wrong", "wrong"),
-            ("questions that no text answers (91): refused", "unanswerable refused"),
+            ("questions whose text was left out (91): refused", "unanswerable refused"),
         )
     ]
     for passages in ("1", "4", "32"):  # the default reads between 1 and 4
