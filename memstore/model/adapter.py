@@ -1,4 +1,4 @@
-"""What a model adapter is: all that sessions, ingest, search and index-building know of a model."""
+"""The interface of a model adapter: all that sessions, ingest and search know of a model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from memstore.model.lookup_settings import AnswerSettings, LookupSettings
 from memstore.model.tokenizer import TokenText
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Called once a layer with (layer_idx, q [B, H, T, D], k and v [B, Hkv, T, D]), position-free;
-returns what was attended to, [B, H, T, D].
+"""Called once a layer with (layer_idx, q [B, H, T, D], k and v [B, Hkv, T, D]), without
+positions; returns the attention output [B, H, T, D].
 """
 Enter = Callable[[int, Tensor], None]
-"""Told (layer_idx, the states [B, T, hidden_size] that the layer begins with), before it does."""
+"""Called before each layer with (layer_idx, the states [B, T, hidden_size] that enter it)."""
 
 
 class Enough(Exception):
-    """Raised by an Attend that has seen what it wanted: nothing more is computed, and
-    ModelAdapter.hidden lets it through.
+    """Raised by an Attend that needs nothing more of a forward pass; ModelAdapter.hidden lets it
+    propagate, and computes nothing more.
     """
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model, and where its memory is."""
+    """The sizes of a model, and the layers that have a memory."""
 
     num_layers: int
     memory_layers: tuple[int, ...]  # layers that look up old blocks, and whose landmarks are kept
@@ -49,21 +49,21 @@ class Shape:
 
     @property
     def passage_width(self) -> int:
-        """Values that the keys of one token are, in all memory layers and KV heads; its values
-        are as many.
+        """Numbers in the keys of one token, over all memory layers and KV heads; its values have as
+        many.
         """
         return len(self.memory_layers) * self.num_kv_heads * self.head_dim
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
+        """Query heads for each KV head."""
         return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """How a layer attends, beside its keys: scores are scale * q.k, cap * tanh(scores / cap) where
-    there is a softcap; keys `window` or more positions before a query are out of its reach.
+    """How a layer attends to its keys. Scores are scale * q.k, or cap * tanh(scores / cap) with a
+    softcap; a query does not see keys `window` or more positions before it.
     """
 
     scale: float
@@ -72,7 +72,7 @@ class AttentionSpec:
 
 
 class ModelAdapter(ABC):
-    """A decoder with rotary positions whose attention is given from outside."""
+    """A decoder with rotary positions whose attention the caller computes."""
 
     shape: Shape
     lookup: LookupSettings  # what lookups do unless told otherwise
@@ -83,24 +83,24 @@ class ModelAdapter(ABC):
     @property
     @abstractmethod
     def signature(self) -> Signature:
-        """What ties a memory to this model."""
+        """The identity of the model, which its memories store."""
 
     @property
     @abstractmethod
     def keeps(self) -> IndexSpec | None:
-        """What its memories keep to be found by; None for trained landmarks in every memory
+        """The search data that its memories store; None for trained landmarks in every memory
         layer.
         """
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the model."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of its states, queries, keys and values."""
+        """The dtype of its states, queries, keys and values."""
 
     @abstractmethod
     def hidden(
@@ -113,16 +113,15 @@ class ModelAdapter(ABC):
         quantized: bool = False,
         adapt: bool = False,
     ) -> Tensor:
-        """ids [B, T] through the first `layers` layers (None = all) -> their states [B, T,
-        hidden_size], after all of them those that `logits` takes.
+        """Run ids [B, T] through the first `layers` layers (None: all) -> states [B, T,
+        hidden_size]; after all layers, the states that `logits` takes.
 
-        quantized: weights of fewer bits will do, where the model has them; of tokens that are
-        generated, and of nothing that is stored. adapt: with the model's reading adapter, where it
-        has one.
+        quantized: use quantized weights if the model has some; for generated tokens only, never for
+        what is stored. adapt: use the model's reading adapter, if it has one.
         """
 
     @abstractmethod
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
-        """States [n, hidden_size] -> float32 or wider [n, vocabulary]; what is no text (the
-        landmark) has a large negative number. quantized: as in hidden.
+        """Logits [n, vocabulary], float32 or wider, of states [n, hidden_size]; tokens that are not
+        text (the landmark) have a large negative logit. quantized: as in hidden.
         """

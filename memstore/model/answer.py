@@ -1,4 +1,4 @@
-"""Results of `ask` and `search`: the text of blocks, and what is shown of them."""
+"""Results of `ask` and `search`: answers, matches, and their sources with the text to show."""
 
 import re
 from collections import Counter
@@ -23,7 +23,7 @@ _CUT = 3  # tokens at most in which a character ends that began before them
 
 
 class BlockText(NamedTuple):
-    """The text of a block, where it is in its document, and the gap between it and the last one."""
+    """The text of a block, its position in its document, and the gap after the block before it."""
 
     block: int
     start: int  # characters of the document before the text
@@ -33,7 +33,7 @@ class BlockText(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Characters of the document up to its end."""
+        """Character offset of its end in the document."""
         return self.start + self.characters
 
 
@@ -79,8 +79,8 @@ _TERM = re.compile(r"\w+(?:[-.,:/'’]\w+)*")  # "CP-60" and "7,450" are one
 def shown_text(
     tokenizer: TokenText, store: MemoryStore, document: Document, block: int
 ) -> BlockText:
-    """The text of a block and where it stands: a passage as it is, of a block that was cut after
-    so many tokens `whole_sentences`. Raises DocumentNotFound, CorruptMemory.
+    """The text to show for a block, and its position: a passage unchanged; a block of a fixed
+    number of tokens extended to `whole_sentences`. Raises DocumentNotFound, CorruptMemory.
     """
     if document.settings.passage_tokens is not None:
         return next(block_texts(tokenizer, store, document, block, block + 1))
@@ -94,9 +94,9 @@ def shown_text(
 
 
 def whole_sentences(text: str, first: int, end: int, most: int) -> tuple[int, int]:
-    """Where the sentences begin and end of which characters [first, end) hold a word; whole words
-    of a sentence that reaches further than `most` characters beyond them. Without anything but
-    white space, first and end themselves.
+    """Extend characters [first, end) to the ends of the sentences that they share a word with; to
+    whole words, if a sentence extends more than `most` characters beyond them. White space alone
+    stays unchanged.
     """
     inside = _WORDS.search(text, first, end) or _MARKS.search(text, first, end)
     if inside is None:
@@ -114,18 +114,17 @@ def whole_sentences(text: str, first: int, end: int, most: int) -> tuple[int, in
 
 
 def holds(text: str, answer: str) -> bool:
-    """Does a text hold the words of an answer, one after the other?"""
+    """Whether a text contains the words of an answer, consecutively."""
     words, said = (" ".join(_TERM.findall(one.casefold())) for one in (text, answer))
     return said != "" and f" {said} " in f" {words} "
 
 
 def answer_sentence(passage: str, question: str, answer: str = "") -> str:
-    """The sentence of a passage that holds an answer, or else shares most words with it or with its
-    question.
+    """The sentence of a passage that holds an answer, else the one that shares most words with the
+    answer and its question.
 
-    A word counts as much as it is rare in the passage, and a word of the answer counts twice.
-    Headings are no sentences. The earliest of equal sentences is returned; the stripped passage if
-    it has no sentence.
+    Rare words of the passage weigh more, and words of the answer twice as much. Headings are not
+    sentences. Of equal sentences the earliest is returned; without sentences, the stripped passage.
     """
     units = [unit for unit in split(passage) if not unit.heading]
     sentences = [passage[unit.start : unit.end] for unit in units]
@@ -148,16 +147,15 @@ def answer_sentence(passage: str, question: str, answer: str = "") -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A block that was read: what is shown of it, where that stands in its document, and how
-    strongly the block was attended.
+    """A block that was read: the text to show, its place in its document, and the attention to it.
 
     span: (first, end) characters of the document, those of the whole sentences that the block is
-    part of; text: they.
-    weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
-    phrase it is (docs/appendix/method.md section 9); of a refusal, its score for the question.
-    tiers: the part of it that was read from each tier. place: "page 12", or the headings that it
-    stands under; None where the document has none. also: where the same text stands besides, each a
-    document and its characters.
+    part of; text: these sentences.
+    weight: attention mass summed over layers, heads and answer tokens; for a search, the similarity
+    to the phrase (docs/appendix/method.md section 9); for a refusal, the score for the question.
+    tiers: the part of it that was read from each tier. place: "page 12", or the headings above it;
+    None if the document has none. also: other places of the same text, each a document and its
+    characters.
     """
 
     document: str
@@ -179,7 +177,7 @@ class Source:
         weight: float,
         tiers: Mapping[str, float] | None = None,
     ) -> "Source":
-        """The source for a block: text and place are of the whole sentences it is part of.
+        """The source for a block; text and place are those of the whole sentences it is part of.
 
         weight, tiers: see Source; they are rounded to 4 decimals. Raises DocumentNotFound,
         CorruptMemory.
@@ -198,7 +196,7 @@ class Source:
 
     @property
     def citation(self) -> dict[str, Any]:
-        """What a reply shows of it, as JSON values."""
+        """What a reply shows of this source, as JSON values."""
         return {
             "document": self.document,
             "block": self.block,
@@ -210,7 +208,7 @@ class Source:
 
 
 class Found(NamedTuple):
-    """A block that a search found, and how like the phrase it is."""
+    """A block that a search found, and its similarity to the phrase."""
 
     document: int
     block: int
@@ -222,8 +220,8 @@ Ranked = tuple[Iterator[Found], bool]
 
 
 class Matches(list[Source]):
-    """What a search found, best first. answered: False where the gate would refuse the phrase as a
-    question: none of the passages seems to answer it.
+    """Results of a search, best first. answered: False if the gate would refuse the phrase as a
+    question, because no passage seems to answer it.
     """
 
     def __init__(self, found: Iterable[Source] = (), answered: bool = True) -> None:
@@ -233,16 +231,16 @@ class Matches(list[Source]):
 
 @dataclass(frozen=True)
 class Answer:
-    """What was answered, from where, and what it cost.
+    """An answer, its sources and its costs.
 
-    answered: False where the gate found no answer in the memory. The text is then empty and the
+    answered: False if the gate found no answer in the memory. The text is then empty and the
     sources are the closest passages, with their scores as weights; with from_memory=False
     (AnswerSettings) the text is the model's own. finish_reason: "length" if max_new_tokens or a
-    time limit ended it. needed: the score that the gate wanted of a passage; None for a model
-    without a gate. doubt: the probability, 0 to 1, that nothing that was read answers; None
-    if it has not learned to say so. `str` of an answer is what to show a person. lookups: {"done",
-    "skipped"}, see Lookups. tiers: {name: counts} of this answer, the fields of TierStats. seconds:
-    from the question to the last token.
+    time limit ended it. needed: the score that the gate required of a passage; None for a model
+    without a gate. doubt: the probability, 0 to 1, that no passage that was read answers; None if
+    the model has not learned to tell. `str` of an answer is the text for a person. lookups:
+    {"done", "skipped"}, see Lookups. tiers: {name: counts} of this answer, the fields of TierStats.
+    seconds: from the question to the last token.
     """
 
     text: str
@@ -263,7 +261,7 @@ class Answer:
 
     @property
     def refused(self) -> bool:
-        """Whether nothing was answered because the memory holds no answer."""
+        """Whether the answer is a refusal, because the memory holds none."""
         return not self.answered and not self.text
 
     def __str__(self) -> str:
@@ -289,8 +287,8 @@ def refusal(
 def not_sure(
     scores: Sequence[float], needed: float | None = None, doubt: float | None = None
 ) -> str:
-    """The line before the closest passages, which have these scores, best first; needed: the score
-    that a passage needs, named where the best has less; doubt: the probability that none answers.
+    """The first line of a refusal. scores: of the closest passages, best first; needed: the score
+    that a passage needs, shown if the best has less; doubt: the probability that none answers.
     """
     line = NOT_SURE + ("." if doubt is None else f" (probability {doubt:.2f}).")
     if not scores:
@@ -306,8 +304,8 @@ def sources_of(
     answer: str = "",
     same: Mapping[BlockId, Sequence[BlockId]] | None = None,
 ) -> list[Source]:
-    """The document blocks that an answer read most, at most so many: those that hold the answer,
-    then the others, best first. same: of blocks, others with the same text. Documents that were
+    """The `most` document blocks that an answer read most: first those that hold the answer, then
+    the others, best first. same: for a block, others with the same text. Documents that were
     deleted since are left out.
     """
     found = list[Source]()

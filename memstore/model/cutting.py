@@ -1,16 +1,16 @@
-"""How a text is cut: where it may be, and how well (before headings, between paragraphs, lines,
-sentences, clauses and words, in any script); and passages of whole sentences.
+"""Cut a text into passages of whole sentences. A cut is best before a heading, then between
+paragraphs, lines, sentences, clauses and words, in any script.
 
-A place to cut is decided by the text next to it alone. Ends of sentences are found by rules of our
-own: Unicode's (UAX #29) end a sentence at every line's end and know no abbreviations, and text
-arrives here without its language being told.
+Whether a text may be cut at a place depends only on the text next to it. Sentence ends are found by
+rules of our own: Unicode's (UAX #29) end a sentence at every line end and know no abbreviations,
+and the language of a text is not known here.
 
-As many sentences as fit stand together in a passage, with ends that follow from the text next to
-them, so that an edit changes only its neighbours. Greedy filling would carry a shift on and on.
-Here every end has a price that the words on both sides draw (a hash), and the cheapest way through
-the text is taken: two ways meet again at the next end that is cheap for both. Ends that are the
-cheapest of a long stretch are on every way (anchors), so that nothing depends on more text than
-lies between two of them.
+A passage holds as many sentences as fit. Its ends depend only on nearby text, so that an edit
+changes only passages near it; greedy filling would shift all later ends. Each possible end has a
+price, drawn by a hash of the words on both sides, and the cheapest sequence of ends is chosen: two
+sequences meet again at the next end that is cheap for both. An end that is the cheapest of a long
+stretch is in every sequence (an anchor), so that a passage depends only on the text between two
+anchors.
 """
 
 import re
@@ -28,7 +28,7 @@ from memstore.model.tokenizer import TokenText
 
 
 class Level(IntEnum):
-    """What a unit begins; a higher one is a better place to cut."""
+    """What a unit begins; a higher level is a better place to cut."""
 
     CHARACTER = 0
     WORD = 1
@@ -40,7 +40,7 @@ class Level(IntEnum):
 
 
 class Unit(NamedTuple):
-    """A part of a text that is best not cut, stripped."""
+    """A part of a text that should not be cut, stripped."""
 
     start: int
     end: int
@@ -103,7 +103,7 @@ _JOINED = re.compile(
 
 
 def heading_of(line: str, following: str = "") -> str:
-    """The words of a heading that a line is, "" for none; following: the line after it."""
+    """The words of the heading that a line is; "" if it is none. following: the line after it."""
     if _MARKDOWN.match(line):
         return line.lstrip("#").strip().rstrip("#").strip()
     if len(line) <= 100 and (_CHAPTER.match(line) or (following and _UNDERLINE.match(following))):
@@ -114,8 +114,8 @@ def heading_of(line: str, following: str = "") -> str:
 def split(
     text: str, starts: frozenset[int] = frozenset(), level: Level = Level.PARAGRAPH
 ) -> Iterator[Unit]:
-    """The units of a text in order, in sentences; starts: where headings are known to begin;
-    level: what the text begins.
+    """The units of a text, in order, each a sentence. starts: where known headings begin; level:
+    what the text begins.
     """
     at = len(text) - len(text.lstrip())
     line = at - (level < Level.LINE)  # where the line began
@@ -150,7 +150,7 @@ def split(
 
 
 def _ends(text: str, stop: int, before: int, after: int, line: int) -> bool:
-    """Does a sentence end with the stops at `stop`, where the next word begins at `after`?"""
+    """Whether the stops at `stop` end a sentence; the next word begins at `after`."""
     small = _SMALL.match(text, after)
     if small and small[0][-1].islower():
         return False
@@ -174,7 +174,7 @@ def _ends(text: str, stop: int, before: int, after: int, line: int) -> bool:
 
 
 def _line_level(text: str, line: int, before: int, gap: str, after: int) -> Level | None:
-    """What begins after a line's end; None where the line was wrapped inside a sentence."""
+    """What begins after the end of a line; None if the line was wrapped inside a sentence."""
     if _PARAGRAPH.search(gap, 0, 1000):
         return Level.PARAGRAPH
     ahead = text[after : after + 160].split("\n", 1)[0]
@@ -193,7 +193,7 @@ def _line_level(text: str, line: int, before: int, gap: str, after: int) -> Leve
 
 
 def divide(text: str, unit: Unit, level: Level) -> Iterator[Unit]:
-    """A unit in parts: at CLAUSE in clauses, at WORD in words, at CHARACTER in two halves."""
+    """The parts of a unit: clauses at CLAUSE, words at WORD, two halves at CHARACTER."""
     at, kind = unit.start, unit.level
     if level is Level.CHARACTER:
         middle = _whole_character(text, unit.start, unit.end)
@@ -212,7 +212,7 @@ def divide(text: str, unit: Unit, level: Level) -> Iterator[Unit]:
 
 
 def _whole_character(text: str, start: int, end: int) -> int:
-    """About the middle of a word, and not before a mark that belongs to the character before."""
+    """About the middle of a word, but not before a mark that combines with the character before."""
     middle = (start + end) // 2
     for at in range(middle, max(start, middle - 16), -1):
         if not _JOINED.match(text, at) and text[at - 1] != "\u200d":
@@ -226,22 +226,22 @@ _LONG = 64  # characters for each token that may be there: such a part is not co
 
 
 class Group(NamedTuple):
-    """Units that stand together, and the tokens that they may have."""
+    """Units of one passage, and the maximum number of its tokens."""
 
     units: Sequence[Unit]
     limit: int
 
 
 class Measure:
-    """Counts with a tokenizer; most: tokens that no passage exceeds."""
+    """Counts tokens with a tokenizer; most: maximum tokens of a passage."""
 
     def __init__(self, tokenizer: TokenText, most: int) -> None:
         self._tokenizer, self._most = tokenizer, most
         self._gaps = {"": 0, " ": 0}  # tokens of what stands between two units
 
     def count(self, text: str, units: Sequence[Unit]) -> list[int]:
-        """About the tokens of each unit and of what stands before it; more than `most`, told as
-        they are, for what is far too long.
+        """Approximate tokens of each unit and the gap before it. A unit that is far too long is not
+        tokenised; its count is its characters, more than `most`.
         """
         parts, gaps, end = list[str](), list[str](), 0
         for unit in units:
@@ -263,8 +263,8 @@ class Measure:
     def shortened(
         self, text: str, units: Sequence[Unit], counts: Sequence[int]
     ) -> tuple[Sequence[Unit], Sequence[int]]:
-        """The units with those divided that have more than `most` tokens, and their counts: in
-        clauses, where that is not enough in words, and at last in halves.
+        """Divide the units of more than `most` tokens, into clauses, then words, then halves;
+        return the units and their counts.
         """
         level = Level.CLAUSE
         while max(counts, default=0) > self._most:
@@ -286,8 +286,8 @@ class Measure:
         return units, counts
 
     def encoded(self, text: str, groups: Iterable[Group]) -> list[tuple[Sequence[Unit], list[int]]]:
-        """The groups' units and ids, those taken apart that have more tokens than they may: counts
-        of parts need not add up.
+        """The units and ids of groups. A group of too many tokens is divided: a text can have more
+        tokens than its parts have in all.
         """
         made, rest = list[tuple[Sequence[Unit], list[int]]](), list(groups)
         owns = [text[units[0].start : units[-1].end] for units, _ in rest]
@@ -303,8 +303,8 @@ class Measure:
 
 
 def _parts(text: str, unit: Unit) -> list[Unit]:
-    """A unit in clauses, in words or in halves: the first of these that divides it; the unit itself
-    where it is a single character.
+    """A unit divided into clauses, words or halves, whichever first gives several parts; the unit
+    itself if it is a single character.
     """
     for level in (Level.CLAUSE, Level.WORD, Level.CHARACTER):
         if len(parts := list(divide(text, unit, level))) > 1:
@@ -313,7 +313,7 @@ def _parts(text: str, unit: Unit) -> list[Unit]:
 
 
 def _halves(text: str, units: Sequence[Unit]) -> list[Sequence[Unit]]:
-    """Two groups, cut at the best end, the nearest to the middle; [] for a single character."""
+    """Two groups, divided at the best end, the nearest to the middle; [] for a single character."""
     if len(units) == 1 and len(units := _parts(text, units[0])) == 1:
         return []
     middle = len(units) / 2
@@ -333,7 +333,7 @@ _NEAR = 64  # characters on each side that draw a price
 
 
 def prices(text: str, units: Sequence[Unit], tokens: Sequence[int], size: int) -> list[float]:
-    """What it costs to begin a passage with each unit, in passages. tokens: of each unit."""
+    """The cost of beginning a passage with each unit, in passages. tokens: of each unit."""
     found = [0.0]
     inside = _in_whole_paragraphs(units, tokens, size)
     for before, unit in pairwise(units):
@@ -346,7 +346,7 @@ def prices(text: str, units: Sequence[Unit], tokens: Sequence[int], size: int) -
 
 
 def _in_whole_paragraphs(units: Sequence[Unit], tokens: Sequence[int], size: int) -> list[bool]:
-    """Of each unit, does it stand behind the first of a paragraph of at most `size` tokens?"""
+    """For each unit, whether it follows the first one of a paragraph of at most `size` tokens."""
     begins = [at for at, unit in enumerate(units) if not at or unit.level >= Level.PARAGRAPH]
     inside = [False] * len(units)
     for first, end in pairwise([*begins, len(units)]):
@@ -356,8 +356,8 @@ def _in_whole_paragraphs(units: Sequence[Unit], tokens: Sequence[int], size: int
 
 
 def anchors(units: Sequence[Unit], price: Sequence[float], reach: int) -> list[int]:
-    """Where passages begin whatever stands around, as numbers of units: at headings, and at prices
-    that are the least of `reach` characters on both sides.
+    """Numbers of the units that always begin a passage: headings, and units whose price is the
+    least within `reach` characters on both sides.
     """
     count, found = len(units), []
     # nearest cheaper end on each side, by a stack; the first of equals wins
@@ -383,8 +383,8 @@ def anchors(units: Sequence[Unit], price: Sequence[float], reach: int) -> list[i
 def fill(
     units: Sequence[Unit], tokens: Sequence[int], price: Sequence[float], size: int, most: int
 ) -> Iterator[tuple[int, int]]:
-    """Units [first, end) of each passage, of at most `size` tokens; one unit, or a heading and what
-    follows it, of at most `most`.
+    """Units [first, end) of each passage. A passage has at most `size` tokens; a single unit, or a
+    heading with what follows it, at most `most`.
     """
     count = len(units)
     best, begins = [0.0] * (count + 1), [0] * (count + 1)
@@ -415,7 +415,7 @@ _REACH = 4096  # characters on each side of an anchor without a better one
 class Passages:
     """The passages of a text.
 
-    size: tokens that a passage is filled up to; most: that none exceeds. places: of the text.
+    size: tokens up to which a passage is filled; most: maximum tokens. places: of the text.
     """
 
     def __init__(
@@ -435,8 +435,8 @@ class Passages:
         yield from self._cut(begins, self._text[begins:], last=True)
 
     def _cut(self, begins: int, text: str, last: bool) -> Generator[Passage, None, int]:
-        """The passages of a window, before which there are so many characters, up to its last
-        anchor; returns the characters before that.
+        """The passages of a window up to its last anchor; returns the number of characters before
+        that. begins: characters of the text before the window.
         """
         white = len(text) - len(text.lstrip())
         if white == len(text) or (white and not last):
@@ -472,7 +472,7 @@ class Passages:
     def _groups(
         self, text: str, units: Sequence[Unit], counts: Sequence[int], ends: Sequence[int]
     ) -> Iterator[Group]:
-        """The units of each passage; counts: tokens of each unit; ends: those that stand fast."""
+        """The units of each passage; counts: tokens of each unit; ends: fixed boundaries."""
         for first, end in pairwise(ends):
             some, lengths = self._measure.shortened(text, units[first:end], counts[first:end])
             price = prices(text, some, lengths, self._size)

@@ -1,4 +1,4 @@
-"""What may be chosen for a lookup, and for an answer: checked once, when they are made."""
+"""Settings of lookups and of answers, checked when they are made."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -24,18 +24,18 @@ Steps = tuple[float, float, float, float, float]
 
 Probability = Annotated[float, Meta(gt=0, le=1)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-"""What torch's generators take."""
+"""The range that torch's generators accept."""
 
 
 def at_caution(steps: Steps, caution: float) -> float:
-    """The threshold for a share of answerable questions that lies between those calibrated."""
+    """The threshold for a share of answerable questions, interpolated between those of CAUTIONS."""
     return float(np.interp(caution, CAUTIONS, steps))
 
 
 @dataclass(frozen=True)
 class LookupSettings(Settings):
-    """How a lookup is made; nothing of it changes what is trained or stored
-    (docs/appendix/method.md 5).
+    """How a lookup is done; no setting changes what is trained or stored (docs/appendix/method.md
+    section 5).
     """
 
     # blocks retrieved per lookup, and recent blocks of a session
@@ -75,9 +75,7 @@ LOOKUP_SETTINGS = tuple(field.name for field in fields(LookupSettings))
 
 
 class AskOptions(TypedDict, total=False):
-    """What `ask` takes beside the question: fields of LookupSettings and of AnswerSettings; None
-    leaves one as it is.
-    """
+    """Options of `ask`: fields of LookupSettings and AnswerSettings; None takes the default."""
 
     top_k: int | None
     score_range: float | None
@@ -103,7 +101,7 @@ class AskOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class AnswerSettings(Settings):
-    """How an answer is generated and told: what `ask` and every turn of a chat take."""
+    """How `ask` and each turn of a chat generate and report an answer."""
 
     max_new_tokens: Positive = 24  # the longest answer
     temperature: Amount = 0.0  # 0 takes the likeliest token; above samples

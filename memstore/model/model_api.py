@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class ModelAPI(ModelAdapter):
-    """What any model can do with a MemoryStore."""
+    """What every model does with a MemoryStore."""
 
     templated = False  # are questions written into a chat template, which may hold instructions?
 
@@ -42,12 +42,12 @@ class ModelAPI(ModelAdapter):
         progress: OnProgress | None = None,
         **lookup: Any,
     ) -> Document:
-        """Read a document (a path, or a text with a name) into the store; idempotent, and resumed
-        where it was interrupted.
+        """Ingest a document (a path, or a text with a name); idempotent, and resumes an interrupted
+        ingest.
 
-        mode: "new" refuses a name already used with other content; "replace" swaps it.
-        lookup: LookupSettings that shall differ. Raises StorageFull; what was read before that is
-        kept.
+        mode: "new" refuses a name that other content has; "replace" replaces the content. lookup:
+        LookupSettings that differ from the model's. Raises StorageFull; what was committed before
+        that stays.
         """
         text = source if isinstance(source, Text) else Text(source, name)
         steps = self.ingesting(text, store, mode=mode, **lookup)
@@ -63,7 +63,7 @@ class ModelAPI(ModelAdapter):
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Build and save an approximate index of every document, for the queries of this reader."""
+        """Build and save an approximate index of every document, for the queries of this model."""
 
     @abstractmethod
     def session(
@@ -75,16 +75,16 @@ class ModelAPI(ModelAdapter):
         on_read: OnRead | None = None,
         **lookup: Any,
     ) -> AskSession:
-        """A session that has attached documents (None = every ready one, in the order they were
-        created).
+        """A session that searches documents (None: every ready one, in the order of their
+        creation).
 
-        retrieve: look blocks up. on_read: told what the last row of every step reads. lookup:
-        LookupSettings that shall differ from the reader's.
+        retrieve: look blocks up. on_read: called with what the last row of every step reads.
+        lookup: LookupSettings that differ from the model's.
         """
 
     @abstractmethod
     def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranked:
-        """Blocks of documents (id, blocks) where most of the phrase is found."""
+        """Blocks of documents (id, blocks), by similarity to a phrase, best first."""
 
     def ask(
         self,
@@ -94,7 +94,7 @@ class ModelAPI(ModelAdapter):
         documents: Sequence[str] | None = None,
         **options: Unpack[AskOptions],
     ) -> Answer:
-        """Answer a question, taken as typed, from the documents of a store, in a fresh session.
+        """Answer a question, read as typed, from the documents of a store, in a new session.
 
         Raises InvalidInput for an empty question, a setting out of range or no ready document,
         DocumentNotFound for an unknown one.
@@ -124,9 +124,9 @@ class ModelAPI(ModelAdapter):
         together: int = 8,
         **options: Unpack[AskOptions],
     ) -> list[Answer]:
-        """`ask` each question in a session of its own, `together` of them side by side: the model's
-        weights are read once a step for all. An answer whose next token is nearly a draw can differ
-        from the one that is asked alone. Seconds and tiers are told of those side by side together.
+        """`ask` each question in its own session, `together` sessions at once: each step reads the
+        model's weights once for all. If two next tokens have nearly equal logits, an answer can
+        differ from that of `ask`. Seconds and tiers of an answer are those of its batch.
         """
         if together < 1:
             raise InvalidInput(f"together must be at least 1, is {together!r}")
@@ -144,7 +144,7 @@ class ModelAPI(ModelAdapter):
     def chat(
         self, store: MemoryStore, documents: Sequence[str] | None = None, **lookup: Any
     ) -> Iterator[Chat]:
-        """A session that stays warm over several questions."""
+        """Context with one session for several questions."""
         trace = Trace(self)
         with closing(self.session(store, documents, on_read=trace, **lookup)) as session:
             yield Chat(self, session, trace, documents)
@@ -158,8 +158,7 @@ class ModelAPI(ModelAdapter):
         top_k: int = 5,
         by: Literal["passage", "document"] = "passage",
     ) -> Matches:
-        """The blocks where most of the phrase is found, best first: docs/appendix/method.md section
-        9.
+        """The blocks most similar to a phrase, best first: docs/appendix/method.md section 9.
 
         by: "document" returns only the best block of each document. Raises InvalidInput for an
         empty phrase, a number below 1 or no ready document, DocumentNotFound.
@@ -180,8 +179,8 @@ class ModelAPI(ModelAdapter):
 
 
 class Chat:
-    """Questions and answers in one session: each sees what was said before, and the documents that
-    there are then.
+    """Questions and answers in one session. Each question sees the earlier turns, and the documents
+    that the memory has then.
     """
 
     def __init__(
@@ -191,8 +190,8 @@ class Chat:
         trace: Trace,
         documents: Sequence[str] | None = None,
     ) -> None:
-        """trace: the session's OnRead. documents: names of those that are asked, which the session
-        has attached; None for all.
+        """trace: the session's OnRead. documents: names of the documents that the session searches;
+        None for all.
         """
         self.session, self.trace = session, trace
         self._reader, self._documents, self._asked = reader, documents, False
@@ -202,13 +201,13 @@ class Chat:
 
     def ask(self, question: str, **settings: Any) -> Answer:
         """Continue the session with a question and generate its answer; settings: of
-        AnswerSettings. Raises InvalidInput, DocumentNotFound (a named one is gone).
+        AnswerSettings. Raises InvalidInput, DocumentNotFound (a named document was removed).
         """
         return finish(self.asking(question, **settings))
 
     def asking(self, question: str, **settings: Any) -> Generator[str, None, Answer]:
         """`ask` piece by piece: yields the text while it is generated, an empty piece for a token
-        that ends no character, and returns the answer.
+        that completes no character, and returns the answer.
         """
         chosen = self._reader.answering.changed(**settings)
         _check_phrase("question", question)
@@ -275,7 +274,7 @@ class Chat:
         )
 
     def stop(self) -> None:
-        """End the answer that is generated after the tokens that it has."""
+        """End the answer in progress after the tokens that it has."""
         if self.continuation is not None:
             self.continuation.stop()
 
@@ -283,8 +282,8 @@ class Chat:
 def finish(
     steps: Generator[Step, None, Result], progress: Callable[[Step], None] | None = None
 ) -> Result:
-    """Take all steps of an ingest or an answer, and return what comes of it. progress: called with
-    each step.
+    """Take all steps of an ingest or an answer, and return its result. progress: called with each
+    step.
     """
     with closing(steps):  # at once, and not when it is collected: an ingest holds the writer's lock
         while True:
@@ -320,21 +319,21 @@ def _ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: A
 
 
 def _ends_sentence(piece: str) -> bool:
-    """Does a token of this text end a sentence or a line?"""
+    """Whether a token of this text ends a sentence or a line."""
     return piece.rstrip(" ").endswith((".", "?", "!")) or "\n" in piece
 
 
 class Detokenizer:
-    """The text so far of tokens that are generated one by one, without the space around it.
+    """The text of tokens that are generated one by one, stripped.
 
-    What may still turn out to be cut off (a character's first bytes, space at the end, a full stop
-    that ends the answer, the beginning of a stop text) is held back.
+    It holds back what a later token may complete or cut off: the first bytes of a character,
+    trailing space, a full stop that ends the answer, the beginning of a stop text.
     """
 
     def __init__(
         self, tokenizer: TokenText, *, stop: Sequence[str] = (), sentence: bool = False
     ) -> None:
-        """stop: texts that end it and are no part of it; sentence: so does the end of its first
+        """stop: texts that end the answer and are not part of it; sentence: end it after its first
         sentence or line.
         """
         self._tokenizer, self._stop, self._sentence = tokenizer, stop, sentence
@@ -345,12 +344,12 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """All of it, as it is sent in the end."""
+        """The whole text, if no token follows."""
         text = self._text.strip()
         return text.removesuffix(".") if self._sentence else text
 
     def add(self, token: int) -> str:
-        """What can be sent now that this token is there."""
+        """Add a token; return the new text that can be sent."""
         self.tokens.append(token)
         self._text = self._tokenizer.decode(self.tokens).lstrip()
         found = [at for stop in self._stop if (at := self._text.find(stop)) >= 0]
@@ -363,7 +362,7 @@ class Detokenizer:
         return self._send(self._text[: len(self._text) - self._held(self._text)])
 
     def rest(self) -> str:
-        """What is left to be sent when nothing follows."""
+        """The text that was held back, if no token follows."""
         return self._send(self.text)
 
     def _send(self, text: str) -> str:
@@ -371,7 +370,7 @@ class Detokenizer:
         return piece
 
     def _held(self, text: str) -> int:
-        """Characters at the end of a text that wait for what follows."""
+        """Number of characters at the end of a text that must wait for the next token."""
         kept = text.rstrip("\ufffd").rstrip()
         if self._sentence:
             kept = kept.rstrip(".").rstrip()
@@ -394,7 +393,7 @@ def _best_of_each(found: Iterable[Found], by: str) -> Iterator[Found]:
 
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """LookupSettings, and AnswerSettings."""
+    """Split options into LookupSettings and AnswerSettings."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := sorted(given.keys() - AskOptions.__annotations__.keys()):
         known = ", ".join(AskOptions.__annotations__)

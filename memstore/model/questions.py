@@ -1,7 +1,7 @@
-"""What a message asks: the question in it, by which passages are searched, with the words spelt as
-passages spell them, and whether it asks for anything that a memory could hold.
+"""Understand a message: the question in it, by which passages are searched, with its words spelt as
+in the passages; and whether it asks for anything that a memory could hold.
 
-The phrases below are English. A message that none of them matches is a question.
+The phrases below are English. A message that matches none of them is a question.
 """
 
 import re
@@ -20,7 +20,7 @@ def _any(phrases: str) -> str:
 
 
 def _word(phrases: str) -> re.Pattern[str]:
-    """The same as whole words, wherever they stand."""
+    """A pattern that matches any of these phrases as whole words, anywhere."""
     return re.compile(rf"\b{_any(phrases)}\b", re.I)
 
 
@@ -141,11 +141,11 @@ _FEW_WORDS = 4  # of a question that hardly stands alone
 
 
 def asks(message: str) -> bool:
-    """Whether a message of a chat asks for something that a memory could hold.
+    """Whether a chat message asks for something that a memory could hold.
 
-    False for greetings and thanks, for changes of the answer before ("make that shorter"), for
-    invented texts ("tell me a joke"), and for what chat programs ask of their own accord (a title
-    for the conversation).
+    False for greetings and thanks, for changes to the last answer ("make that shorter"), for
+    invented texts ("tell me a joke"), and for what chat programs ask by themselves (a title for the
+    conversation).
     """
     if _CLIENT_TASK.search(message[:_MOST]):
         return False
@@ -156,8 +156,8 @@ def asks(message: str) -> bool:
 
 
 def query_of(message: str) -> str:
-    """The question in a message, without greeting, background and quoted lines: what passages are
-    searched by. The whole message where no sentence of it is a question.
+    """The question in a message, by which passages are searched: without greeting, background and
+    quoted lines; the whole message if no sentence of it is a question.
 
     Several questions are kept, in order. A question that refers to something ("how much is it?")
     keeps the sentence before it; an unfinished sentence after a question, which is how an answer
@@ -188,9 +188,9 @@ def query_of(message: str) -> str:
 
 
 def resolved(question: str, before: str) -> str:
-    """A follow-up that is no sentence ("And of the CP-60?") as the question that it stands for: the
-    one before it, with the new words in the place of those that they are most like. Other questions
-    as they are. before: "" if there is none.
+    """Complete a follow-up that is not a sentence ("And of the CP-60?"): the question before it,
+    with the new words in place of the most similar ones. Other questions are returned unchanged.
+    before: "" if there is none.
     """
     found = _GOES_ON.match(question)
     rest = question[found.end() :].strip(" ?!.") if found else ""
@@ -202,8 +202,8 @@ def resolved(question: str, before: str) -> str:
 
 
 def _in_place(rest: str, body: str) -> tuple[str, int, int]:
-    """The new words of a follow-up, and the part of the question that they replace; its end, if
-    they are like nothing in it.
+    """The new words of a follow-up, and the part of the question that they replace: its end, if no
+    words of it are similar.
     """
     first, length = rest.split()[0].lower(), len(body)
     if _PREPOSITION.fullmatch(first):
@@ -241,13 +241,13 @@ def _prepositions(text: str, start: int, end: int) -> list[str]:
 
 
 def _phrase_end(body: str, start: int) -> int:
-    """Where the words from `start` on end that no preposition or verb begins."""
+    """Where the words from `start` on end: before the next preposition or verb."""
     after = [pattern.search(body, start) for pattern in (_PREPOSITION, _SENTENCE)]
     return min([at.start() for at in after if at], default=len(body))
 
 
 def leans(question: str) -> bool:
-    """Whether a question needs those before it: it refers to something ("How loud is it?"), or is
+    """Whether a question needs the one before it: it refers to something ("How loud is it?"), or is
     very short.
     """
     return bool(_REFERS.search(question)) or len(question.split()) <= _FEW_WORDS
@@ -266,7 +266,7 @@ def _without_greeting(text: str) -> str:
 
 
 def _is_phatic(text: str) -> bool:
-    """Whether nothing is said but greetings, thanks and questions about the assistant."""
+    """Whether a message holds only greetings, thanks and questions about the assistant."""
     if len(text) > 200:
         return False
     rest = _ABOUT_ASSISTANT.sub(" ", text)
@@ -287,12 +287,12 @@ def spelled(
     is_common: Callable[[str], bool],
     holding: Callable[[Sequence[str]], Sequence[int]],
 ) -> str:
-    """The question with misspelt words replaced: a word that no passage holds by one that a passage
-    holds and that is one edit away (Damerau's distance of 1).
+    """Correct the misspelt words of a question. A word that no passage holds is replaced by a word
+    one edit away (Damerau's distance of 1) that passages hold.
 
-    is_common: is a word one that no typing error makes, such as a token of the model? holding: how
-    many passages hold each of these words, in lower case. Of several words one edit away the one
-    that most passages hold is taken. The first letter stays: it is seldom wrong.
+    is_common: whether no typing error makes a word, such as a token of the model. holding: how many
+    passages hold each of these words, in lower case. Of several words one edit away, the one in
+    most passages is taken. The first letter stays: it is rarely wrong.
     """
 
     def corrected(found: re.Match[str]) -> str:
@@ -312,8 +312,8 @@ def spelled(
 
 
 def one_edit_away(word: str) -> list[str]:
-    """Words with one letter exchanged for another, left out, added, or swapped with the next; none
-    of them the first. Transpositions come first, as the commonest error.
+    """Words with one letter replaced, removed, added, or swapped with the next, never the first.
+    Swaps come first, as the most common error.
     """
     letters = sorted({*ascii_lowercase, *word})
     splits = [(word[:at], word[at:]) for at in range(1, len(word) + 1)]

@@ -8,8 +8,8 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class Positions:
-    """Positions [T], each below `reach`, on a device: all layers of a forward pass turn to them,
-    and what they turn by is looked up once; to look at them would wait for the device.
+    """Positions [T] on a device, each below `reach`. All layers of a forward pass share them and
+    their angles; reading them on the CPU would wait for the device.
     """
 
     at: Tensor
@@ -19,11 +19,11 @@ class Positions:
 
 class Rope:
     """Rotates the last axis of queries and keys by integer positions, which may be negative (the
-    CMT stands at -1).
+    CMT is at -1).
 
     `interleaved` pairs dimensions (0,1),(2,3)..; otherwise (0,D/2),(1,D/2+1).. as Hugging Face
     models do. Rotations compose: a query at p against a key at r equals the query at p - r against
-    the key unrotated.
+    the unrotated key.
     """
 
     def __init__(self, head_dim: int, base: float = 10_000.0, interleaved: bool = False) -> None:
@@ -36,8 +36,8 @@ class Rope:
         self._tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor, int]] = {}
 
     def _table(self, reach: int, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Angles of positions -zero .. zero, zero >= reach, for rotating x, as `angles` gives them;
-        and zero.
+        """Angles, as from `angles`, of positions -zero .. zero for rotating x; and zero, at least
+        reach.
         """
         key = (torch.float64 if x.dtype == torch.float64 else torch.float32, x.device)
         table = self._tables.get(key)
@@ -55,10 +55,10 @@ class Rope:
         return table
 
     def angles(self, start: int, end: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [end - start, D] for rotating x to the positions start .. end - 1.
+        """cos and sin [end - start, D] for rotating x to positions start .. end - 1.
 
-        x gives only the device and the precision. sin is negated in the first dimension of each
-        pair, as `rotate` takes it.
+        Only the device and precision of x are used. sin is negated in the first dimension of each
+        pair, as `rotate` expects.
         """
         cos, sin, zero = self._table(max(abs(start), abs(end)), x)
         return cos[start + zero : end + zero], sin[start + zero : end + zero]
@@ -70,10 +70,9 @@ class Rope:
         return self.rotate(x, *self.angles_at(positions, x))
 
     def angles_at(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [..., D] for rotating x, and all that has its device and precision, to
-        positions [...].
+        """cos and sin [..., D] for rotating tensors of x's device and precision to positions [...].
 
-        A device has to say first how far they reach: take them once, not once a layer.
+        This waits for the device: call it once, not once for each layer.
         """
         reach = int(positions.abs().max()) if positions.numel() else 0
         cos, sin, zero = self._table(reach, x)
@@ -84,7 +83,7 @@ class Rope:
         return (x * cos + self._partners(x) * sin).to(x.dtype)
 
     def _partners(self, x: Tensor) -> Tensor:
-        """Every dimension's partner in its pair, in its place."""
+        """For every dimension, the other dimension of its pair."""
         if self.interleaved:
             return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return x.roll(x.shape[-1] // 2, -1)

@@ -1,6 +1,6 @@
-"""A session: a text that is read on beside a memory; the tokens that it generates, one by one,
-alone or in one forward pass with other sessions of its model; and the trace of an answer: which
-blocks each of its tokens attended to, how strongly, and what the answer cost.
+"""A session: a text that a model reads and continues, with a memory; the tokens that it generates,
+alone or in one forward pass with other sessions of the model; and the trace of an answer: the
+blocks that each token attended to, the attention mass on each, and the costs.
 """
 
 import math
@@ -25,7 +25,7 @@ from memstore.tiers.stats import COUNTS
 
 
 class ReadUnit(NamedTuple):
-    """What a query head of a layer reads of a block, and the tier that had it."""
+    """A block that a query head of a layer read, and the tier that had it."""
 
     layer: int
     head: int
@@ -35,8 +35,8 @@ class ReadUnit(NamedTuple):
 
 
 class StepReads(NamedTuple):
-    """What a row of a step reads: units of one layer and its attention mass to each [units]; or
-    passages, as units of their first layer and head, and the mass of all layers and heads.
+    """What one row of a step read: units of one layer with the attention mass on each [units]; or
+    passages, as units of their first layer and head, with the mass of all layers and heads.
     """
 
     units: Sequence[ReadUnit]
@@ -44,13 +44,13 @@ class StepReads(NamedTuple):
 
 
 OnRead = Callable[[StepReads], None]
-"""Told what a row of a step has read, where that is anything."""
+"""Called with what a row of a step read, unless it read nothing."""
 
 
 @dataclass
 class Lookups:
-    """Lookups done, and skipped: of (token, head, layer) because the gate was below the cutoff; of
-    questions, by a model that chooses once for each.
+    """Numbers of lookups done and skipped. A landmark model has one for each (token, head, layer),
+    and skips it if the gate is below the cutoff; a passage model has one for each question.
     """
 
     done: int = 0
@@ -58,8 +58,8 @@ class Lookups:
 
 
 class Continuation(Iterator[int]):
-    """The tokens that follow a state, each read back into its session once the next one is asked
-    for: by `next`, or before it together with those of other sessions (`read_pending`).
+    """Iterator over the tokens that follow a state. A token is read back into its session when the
+    next one is requested, or earlier, together with those of other sessions (`read_pending`).
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Continuation(Iterator[int]):
         logits: Tensor | None = None,
         end: Callable[[int], bool] = lambda token: False,
     ) -> None:
-        """state: [hidden_size]; logits: [vocabulary] of it, if computed. draw: a token of logits.
-        end(token) ends before that token.
+        """state: [hidden_size]; logits: [vocabulary] of it, if computed. draw: picks a token by
+        logits. end: whether generation ends before a token.
         """
         self.session = session
         # entered for what a forward pass that sessions share does for this one alone
@@ -86,22 +86,20 @@ class Continuation(Iterator[int]):
         self._draw_token, self._end = draw, end
 
     def stop(self) -> None:
-        """Give no more tokens."""
+        """Generate no more tokens."""
         self._left, self.stopped = 0, True
 
     @property
     def pending(self) -> int | None:
-        """The token that has to be read before the next one; None for the first and behind the last
-        one.
-        """
+        """The token to read before the next one; None before the first token and after the last."""
         return self.last if self._left > 0 else None
 
     def read(self, state: Tensor) -> None:
-        """The pending token was read: the state [hidden_size] behind it."""
+        """Take the state [hidden_size] after the pending token, which was read."""
         self.last, self.state, self.logits = None, state, None
 
     def fail(self, error: Exception) -> None:
-        """The pending token could not be read: the next token raises this."""
+        """Note that the pending token could not be read: the next token raises this error."""
         self.last, self.failed = None, error
 
     def __next__(self) -> int:
@@ -130,7 +128,7 @@ class Continuation(Iterator[int]):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """What is done for this session alone: an error is raised by its next token."""
+        """Context for work of this session alone; its next token raises a MemstoreError of it."""
         try:
             with self.around():
                 yield
@@ -138,13 +136,13 @@ class Continuation(Iterator[int]):
             self.fail(error)
 
     def begins(self) -> bool:
-        """Make room; whether the token may share a forward pass."""
+        """Make room for the token; return whether it may share a forward pass."""
         with self.alone():
             return self.session.begin_token()
         return False
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Of its row; zeros where it has failed."""
+        """The attention output of this session's row; zeros if it has failed."""
         if self.failed is None:
             with self.alone():
                 return self.session.attend(layer_idx, q, k, v)
@@ -153,12 +151,12 @@ class Continuation(Iterator[int]):
 
 @torch.no_grad()
 def read_pending(continuations: Sequence[Continuation]) -> None:
-    """Read the pending tokens of continuations of one reader's sessions, those that have one, so
-    that their next tokens are there at once. What a decoder multiplies by its weights it multiplies
-    once for all; attention and memory stay each session's own.
+    """Read the pending tokens of sessions of one model, in one forward pass if possible, so that
+    their next tokens are ready. The decoder multiplies by its weights once for all sessions;
+    attention and memory stay separate.
 
-    What fails is raised by the `next` of its own continuation; what nobody expects ends them all,
-    as each may have read its token in some layers.
+    An error is raised by `next` of the session that it belongs to. An unexpected error ends all
+    sessions, because each may have read its token in some layers.
     """
     ready = [one for one in continuations if one.pending is not None]
     try:
@@ -183,8 +181,8 @@ def read_pending(continuations: Sequence[Continuation]) -> None:
 
 
 def _read_together(some: Sequence[Continuation]) -> None:
-    """All with the reading adapter or all without. One that fails goes along with zeros in its row,
-    and the others do not notice.
+    """Read tokens of sessions that all use the reading adapter, or all do not. A session that fails
+    continues with zeros in its row, and the others are not affected.
     """
 
     def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -206,8 +204,8 @@ def _read_together(some: Sequence[Continuation]) -> None:
 
 
 class AskSession(Closing):
-    """A text that is read on and generated beside a memory. Its tokens can be read in one forward
-    pass with those of other sessions of its model (`read_pending`).
+    """A text that a model reads and continues, with a memory. Its tokens can share a forward pass
+    with those of other sessions of the model (`read_pending`).
     """
 
     reader: ModelAdapter  # whose layers they go through
@@ -222,36 +220,34 @@ class AskSession(Closing):
 
     @property
     def same(self) -> Mapping[tuple[int, int], Sequence[tuple[int, int]]]:
-        """Of blocks (document, block) that are read now, others that say the same."""
+        """For blocks (document, block) that are read now, other blocks with the same text."""
         return {}
 
     @property
     def closest(self) -> Sequence[tuple[int, int, float]]:
-        """The best passages of a question that nothing answers, best first: document, block and
+        """The best passages for a question that none answers, best first: document, block and
         score.
         """
         return ()
 
     @abstractmethod
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
-        """Look up in these documents from now on, (id, blocks) each, in place of those before."""
+        """Search these documents, (id, blocks) each, from now on, instead of the earlier ones."""
 
     @abstractmethod
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
-        """Read a question as the next turn; the state [hidden_size] that its answer begins with.
+        """Read a question as the next turn -> the state [hidden_size] that its answer begins with.
 
         answering: called before the step that predicts the answer's first token.
         """
 
     @abstractmethod
     def tell(self, question: str, answer: str) -> int:
-        """Read a turn that was said before, without looking up; how many tokens it has."""
+        """Read an earlier turn, without lookups; return its number of tokens."""
 
     @abstractmethod
     def feed(self, ids: Sequence[int]) -> Tensor:
-        """Read content tokens -> [n, hidden_size], row i being the state that predicts what follows
-        ids[i].
-        """
+        """Read content tokens -> states [n, hidden_size]; row i predicts the token after ids[i]."""
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
@@ -260,7 +256,7 @@ class AskSession(Closing):
 
     @torch.no_grad()
     def read_token(self, token: int) -> Tensor:
-        """Read a token that was generated -> the state [hidden_size] behind it."""
+        """Read a generated token -> the state [hidden_size] after it."""
         if not self.begin_token():
             return self.feed([token])[-1]
         state = self.recorded(token)
@@ -275,33 +271,33 @@ class AskSession(Closing):
         return state
 
     def recorded(self, token: int) -> Tensor | None:
-        """Read a token by a forward pass that was recorded -> the state [hidden_size] behind it;
-        None where there is none, and nothing was read.
+        """Read a token by a recorded forward pass (step_graph.py) -> the state [hidden_size] after
+        it; None, with nothing read, if there is no recording.
         """
         return None
 
     @abstractmethod
     def begin_token(self) -> bool:
-        """Make room for a token; False where it has to be read alone, by `feed`."""
+        """Make room for a token; return False if `feed` must read it, alone."""
 
     @abstractmethod
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As ModelAdapter.hidden takes it, of this session's row."""
+        """The `attend` of ModelAdapter.hidden, for this session's row."""
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
-        """As ModelAdapter.hidden takes it, of this session's row."""
+        """The `enter` of ModelAdapter.hidden, for this session's row."""
 
     @abstractmethod
     def end_token(self, token: int) -> None:
-        """The token was read."""
+        """Called after the token was read."""
 
     def ends_turn(self, token: int) -> bool:
-        """Does what is generated end before this token?"""
+        """Whether this token ends the generated turn; it is not part of the turn."""
         return False
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the session's own blocks; the documents stay."""
+        """Release the session's own blocks; documents stay."""
 
     def generate(
         self,
@@ -313,9 +309,9 @@ class AskSession(Closing):
         seed: int | None = None,
         logits: Tensor | None = None,
     ) -> Continuation:
-        """The tokens that follow `state` [hidden_size], until the turn ends: see Continuation, and
-        AnswerSettings for temperature, top_p and seed. logits: [vocabulary] of the state, if
-        computed.
+        """Generate the tokens that follow `state` [hidden_size], until the turn ends: see
+        Continuation, and AnswerSettings for temperature, top_p and seed. logits: [vocabulary] of
+        the state, if computed.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         sample = partial(draw, temperature=temperature, generator=generator, top_p=top_p)
@@ -323,8 +319,8 @@ class AskSession(Closing):
         return Continuation(self, state, max_new_tokens, sample, logits=logits, end=end)
 
     def unread(self) -> Tensor | None:
-        """Read nothing of the memory any more -> the state [hidden_size] with which the answer to
-        the last question begins; None where nothing was read.
+        """Drop what was read of the memory -> the state [hidden_size] that the answer to the last
+        question begins with then; None if nothing was read.
         """
         return None
 
@@ -345,8 +341,8 @@ class TokenRead(NamedTuple):
 
 
 class Trace:
-    """Records, as the OnRead of a session, what the last row of every step reads. For one session
-    and one thread at a time. begin, step and tokens_of count the costs of an answer, too.
+    """Records what the last row of every step of a session reads, as its OnRead, for one session
+    and one thread at a time. begin, step and tokens_of also count the costs of an answer.
     """
 
     def __init__(self, reader: ModelAdapter) -> None:
@@ -366,14 +362,14 @@ class Trace:
         self._reads: list[StepReads] = []  # of the latest forward pass
 
     def begin(self, session: AskSession) -> None:
-        """Begin with a question, and clear what was recorded before."""
+        """Begin a question, and clear earlier records."""
         self._clear()
         self._session, self._on = session, False
         self._began = time.perf_counter()
         self._lookups = session.lookups.done, session.lookups.skipped
 
     def start(self) -> None:
-        """Record from now on, for the answer's first token. AskSession.ask calls this."""
+        """Start recording for the answer's first token; AskSession.ask calls this."""
         self._reads, self._on = [], True
 
     def __call__(self, reads: StepReads) -> None:
@@ -385,7 +381,7 @@ class Trace:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step of this answer, to which its time, lookups and tier counts are added."""
+        """Context of a step of this answer; adds its time, lookups and tier counts."""
         began, before = time.perf_counter(), self._session.store.tier_stats()
         try:
             yield
@@ -404,7 +400,7 @@ class Trace:
             self.seconds = now - self._began
 
     def tokens_of(self, generated: Iterator[int]) -> Iterator[int]:
-        """The same tokens, each recorded with what it read."""
+        """Yield the same tokens, and record what each of them read."""
         try:
             while True:
                 with self.step():
@@ -433,7 +429,7 @@ class Trace:
         self._reads = []
 
     def ranked(self, most: int) -> list[tuple[BlockId, float]]:
-        """The document blocks most read with the mass on each, at most so many, best first."""
+        """(block, mass) of the `most` blocks with the greatest attention mass, best first."""
         masses = [(block, sum(tiers.values())) for block, tiers in self.blocks.items()]
         return sorted(masses, key=lambda item: (-item[1], item[0]))[:most]
 
@@ -447,8 +443,8 @@ def draw(
     generator: torch.Generator | None = None,
     top_p: float = 1.0,
 ) -> int:
-    """A token by logits [vocabulary]: the likeliest at temperature 0, else one of the likeliest
-    that together have a probability of top_p.
+    """Pick a token by logits [vocabulary]: the most probable one at temperature 0; else one of the
+    most probable ones whose probabilities add up to top_p.
     """
     if temperature == 0:
         return int(logits.float().argmax())  # of bfloat16 it takes a CPU five times as long
@@ -471,8 +467,8 @@ def draw(
 def attached(
     store: MemoryStore, names: Sequence[str] | None, *, retrieve: bool
 ) -> list[tuple[int, int]]:
-    """The documents that a session is about, as (id, blocks). names: None for all; retrieve: have
-    what they are found by. Raises what MemoryStore.ready and Retrieval.hold_documents raise.
+    """The documents of a session, as (id, blocks). names: None for all; retrieve: load their search
+    data. Raises what MemoryStore.ready and Retrieval.hold_documents raise.
     """
     rows = store.ready(names)
     if retrieve:
@@ -481,7 +477,7 @@ def attached(
 
 
 def check_device(device: torch.device, store: MemoryStore) -> None:
-    """Raises InvalidConfig where the memory's blocks are on another device than the model."""
+    """Raises InvalidConfig if the memory's blocks are on another device than the model."""
     held_on = store.tiers.top.lengths.device.type
     if held_on != device.type:
         raise InvalidConfig(

@@ -1,4 +1,4 @@
-"""A text to be read, checked before anything is written; and its ingest."""
+"""A text to ingest, checked before anything is written; and its ingest."""
 
 import hashlib
 import time
@@ -31,10 +31,10 @@ _LOOKED_AT = 1 << 20  # bytes of a file, by which its kind is found
 
 
 class Text:
-    """A text from a file, a string, or a document that was converted.
+    """A text from a file, a string, or a converted document.
 
-    A file is read by `check`, whole, before any of it is stored; one that is no plain UTF-8 text is
-    converted then.
+    `check` reads the whole file before any of it is stored, and converts it unless it is plain
+    UTF-8 text.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Text:
         source: dict[str, Any] | None = None,
     ) -> None:
         """source: which file of a folder it is (memstore.documents.folder). Raises InvalidInput for
-        a path that is no file to read, and for a string without a name.
+        a path that is not a readable file, and for a string without a name.
         """
         self.kind, self.places, self.notes = "text", tuple[Place, ...](), tuple[str, ...]()
         self.content = ""  # the text, once it is checked
@@ -83,9 +83,9 @@ class Text:
         return converted.text
 
     def check(self) -> None:
-        """Read it through; again it does nothing.
+        """Read the whole text; idempotent.
 
-        Raises InvalidInput if there is nothing in it; UnreadableDocument for what is no text and
+        Raises InvalidInput for an empty text; UnreadableDocument for a file that is not text and
         cannot be converted.
         """
         if self.digest:
@@ -117,8 +117,8 @@ class Text:
 
 @dataclass(frozen=True)
 class IngestProgress:
-    """How far an ingest is: characters read of all, tokens committed or staged, where it went on
-    from, and the seconds that it has been reading since.
+    """Progress of an ingest: characters done and in all, tokens committed or staged, tokens from
+    which it resumed, and seconds since then.
     """
 
     characters: int
@@ -130,14 +130,14 @@ class IngestProgress:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens ingested a second, since the ingest began or was resumed."""
+        """Tokens ingested a second, since the ingest began or resumed."""
         return (self.tokens - self.resumed_tokens) / self.seconds
 
 
 OnProgress = Callable[[IngestProgress], None]
 Ingesting = Generator[IngestProgress, None, Document]
-"""An ingest chunk by chunk: tells how far it is after each, and returns the finished document.
-Closed before its end, it commits what it has, to be resumed.
+"""An ingest that yields its progress after each chunk, and returns the finished document. If it is
+closed early, it commits what it has, and can be resumed.
 """
 
 
@@ -148,11 +148,11 @@ def ingest(
     mode: Mode,
     read: Callable[[DocumentWriter], Iterator[tuple[int, int]]],
 ) -> Ingesting:
-    """Read a text into the store under text.name; the finished document is returned. read: writes
-    its chunks, from where the writer is, and tells the characters before and after each.
+    """Ingest a text under text.name; return the finished document. read: writes the chunks from the
+    writer's position on, and yields the characters before and after each.
 
-    A document already there with the same content is returned unchanged; an interrupted ingest is
-    resumed. Raises InvalidInput for a text that cannot be read, StorageFull.
+    A document with the same content is returned unchanged; an interrupted ingest resumes. Raises
+    InvalidInput for a text that cannot be read, StorageFull.
     """
     text.check()
     writer = store.write_document(
@@ -177,7 +177,7 @@ def ingest(
 
 
 def _described(store: MemoryStore, text: Text) -> Document:
-    """The document that is there already; its row says what is known of it by now."""
+    """The stored document of the same content, after its metadata are brought up to date."""
     document = store.document(text.name)
     metadata = document.metadata | text.metadata
     if metadata == document.metadata:

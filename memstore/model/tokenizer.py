@@ -1,9 +1,8 @@
-"""Tokenizers over the `tokenizers` library: text of token ids and where it is in a text; and the
-byte-level BPE of landmark models, with two ids that no text can produce (landmark and context miss
-token).
+"""Tokenizers over the `tokenizers` library: the text of token ids and its place in a document; and
+the byte-level BPE of landmark models, with two ids that no text can produce (landmark and context
+miss token).
 
-Every digit is a token of its own, so that a number is copied digit by digit and never met as an
-unseen merge.
+Every digit is a token, so that a number is copied digit by digit and never is an unseen merge.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no charact
 
 
 class TokenText:
-    """A tokenizer over a backend, by the bytes of each of its tokens.
+    """A tokenizer over a backend, with the bytes of each token.
 
-    text_ids: ids of text, the first ones; higher ids have no text. character_counts: by id, how
-    many characters begin in it; the last entry is that of all higher ids.
+    text_ids: number of text ids, which come first; higher ids have no text. character_counts: for
+    each id, the number of characters that begin in it; the last entry is for all higher ids.
     """
 
     def __init__(self, backend: Backend, tokens: Sequence[bytes]) -> None:
-        """tokens: the bytes of each token; none for those that are no text."""
+        """tokens: the bytes of each token; none for tokens that are not text."""
         self._backend = backend
         self.text_ids = len(tokens)
         self._bytes = [*tokens, b""]
@@ -54,12 +53,12 @@ class TokenText:
         return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; a character that is cut shows as U+FFFD."""
+        """The text of ids; an incomplete character is shown as U+FFFD."""
         return self._joined(ids).decode("utf-8", "replace")
 
     def characters(self, ids: Sequence[int]) -> int:
-        """How many characters begin in these ids: those of a prefix of a text count its characters
-        exactly, even where a token splits one.
+        """The number of characters that begin in these ids. For a prefix of a text this is its
+        length, even if a token splits a character.
         """
         known = np.minimum(np.asarray(ids, dtype=np.int64), self.text_ids)
         return int(self.character_counts[known].sum())
@@ -152,8 +151,8 @@ class Tokenizer(TokenText):
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read a tokenizer saved by `save`. Raises InvalidWeights when the file is missing or is no
-        tokenizer.
+        """Read a tokenizer saved by `save`. Raises InvalidWeights if the file is missing or is not
+        a tokenizer.
         """
         path = Path(path)
         data = read_file(path)
@@ -188,8 +187,8 @@ class Tokenizer(TokenText):
 
 
 def _fingerprint(backend: Backend) -> str:
-    """Hex digest of the tokens and merges: the same in every version of the library, whose file
-    format changes.
+    """Hex digest of the tokens and merges: equal in all versions of the library, whose file format
+    changes.
     """
     model = json.loads(backend.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)

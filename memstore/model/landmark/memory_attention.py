@@ -1,13 +1,13 @@
 """A landmark model's attention over a chunk and a memory: the seam between a model and a store, in
-position-free q, k, v.
+q, k, v without positions.
 
-One `MemoryAttention` serves one session. A layer step goes: local scores and the gate; a search for
-the rows whose gate is open; a lease on the distinct KV blocks found; one attention over chunk and
+One `MemoryAttention` serves one session. A layer computes local scores and the gate; searches for
+the rows whose gate is open; leases the distinct KV blocks found; and attends once to chunk and
 slots.
 
-Speculative prefetch: layer n's state without its memory, taken through the rest of layer n and the
-projections of layer n + 1, nearly gives the queries of layer n + 1; the tiers fetch the blocks that
-these find. A prediction never changes a result.
+Speculative prefetch: the state of layer n without its memory, taken through the rest of layer n and
+the projections of layer n + 1, approximates the queries of layer n + 1; the tiers fetch the blocks
+that these find. A prediction never changes a result.
 """
 
 from contextlib import suppress
@@ -40,9 +40,9 @@ _PATIENCE = 2
 
 
 class MemoryAttention:
-    """Attention of one session over its open chunk and its memory.
+    """Attention of one session to its open chunk and its memory.
 
-    on_read: called with what the last row of every step reads, or every row with read_all_rows.
+    on_read: called with what the last row of every step read; with read_all_rows, every row.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class MemoryAttention:
         *,
         retrieve: bool = True,
     ) -> None:
-        """retrieve=False: read only recent blocks, search nothing, and use no cmt_values (the
-        default of ingest). The store's leases must be on the model's device. Finished blocks are on
-        the CPU, in the shape's kv_dtype.
+        """retrieve=False: read only recent blocks, without search and cmt_values (the default of
+        ingest). The store's leases must be on the model's device. Finished blocks are on the CPU,
+        in the shape's kv_dtype.
         """
         self.shape, self.store, self.retrieve = model.shape, store, retrieve
         self.cmt_keys, self.cmt_values = model.cmt_keys, model.cmt_values
@@ -73,7 +73,7 @@ class MemoryAttention:
         self.start_chunk()
 
     def start_chunk(self) -> None:
-        """Place the open chunk behind the memory as it is now."""
+        """Place the open chunk after the current blocks of the memory."""
         fixed = self.shape.old_block_distance is not None
         self.candidates = Candidates(
             self.blocks, self.settings, fixed=fixed, dtype=self._exact, device=self._model.device
@@ -84,9 +84,9 @@ class MemoryAttention:
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Append k, v [1, Hkv, T, D] to the layer's chunk and attend with q -> [1, H, T, D]; all
-        position-free.
+        without positions.
 
-        The caller advances the chunk by T when every layer has attended (`ChunkSession` does).
+        The caller advances the chunk by T after all layers have attended (`ChunkSession` does).
         """
         prefix = self.candidates.prefix
         searched = self.retrieve and layer_idx in self.shape.memory_layers
@@ -120,16 +120,12 @@ class MemoryAttention:
     # Speculative prefetch
 
     def enter(self, layer: int, states: Tensor) -> None:
-        """Note the states [1, T, hidden_size] that a layer begins with; called in the order of
-        layers.
-        """
+        """Note the states [1, T, hidden_size] that enter a layer; called in the order of layers."""
         self._quiet += layer == 0
         self._states = states
 
     def _predict(self, layer_idx: int, local: LocalAttention) -> None:
-        """Tell the tiers what a layer is likely to read; local: what the layer before it attended
-        to.
-        """
+        """Prefetch what a layer will probably read; local: what the layer before it attended to."""
         states, old = self._states, self.candidates.old
         if states is None or not old or layer_idx not in self.shape.memory_layers:
             return
@@ -143,7 +139,7 @@ class MemoryAttention:
 
     def _predicted_blocks(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> list[BlockKey]:
         """The old units that `attend` would read with these q, k, v, block by block; nothing is
-        kept or counted. Raises DocumentNotFound.
+        stored or counted. Raises DocumentNotFound.
         """
         candidates, group = self.candidates, self.shape.group
         rotated, local = self._local(layer_idx, q, k, v, memory=True)
@@ -167,8 +163,8 @@ class MemoryAttention:
     def _local(
         self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, *, memory: bool
     ) -> tuple[Tensor, LocalAttention]:
-        """Write k, v into the layer's chunk, and attend to the chunk; the queries under every
-        rotation for memory [R, 1, H, T, D] (R = 0 without `memory`), and the result.
+        """Write k, v into the layer's chunk, and attend to the chunk; return the queries under
+        every rotation for memory [R, 1, H, T, D] (R = 0 without `memory`), and the result.
         """
         keys, values, rotated = self.chunk.append(layer_idx, q, k, v, memory=memory)
         local = api.local_attention(
@@ -182,7 +178,7 @@ class MemoryAttention:
         return rotated[1:], local
 
     def _opened(self, local: LocalAttention) -> Tensor:
-        """[H, T] bool, rows whose gate is not below the cutoff; all without a gate."""
+        """[H, T] bool: rows whose gate is not below the cutoff; all rows without a gate."""
         if self.cmt_keys is None:
             return torch.ones_like(local.gate[0], dtype=torch.bool)
         return local.gate[0] >= self.settings.cmt_cutoff
@@ -196,7 +192,7 @@ class MemoryAttention:
         search: bool,
         is_last: bool = True,
     ) -> Tensor:
-        """Choose, place and attend for rows [R, 1, H, T, D]; those `opened` [H, T] read."""
+        """Choose, place and attend for rows [R, 1, H, T, D]; only the `opened` [H, T] rows read."""
         near = self._recent_scores(layer_idx, rotated)
         if search:
             chosen = self._search(layer_idx, rotated, near, opened)
@@ -213,7 +209,7 @@ class MemoryAttention:
         )
 
     def _recent_scores(self, layer_idx: int, rotated: Tensor) -> Tensor | None:
-        """Landmark scores [P, H, T, R] of every recent block in every slot; None without any."""
+        """Landmark scores [P, H, T, R] of all recent blocks in every slot; None without any."""
         if not self.candidates.prefix.recent:
             return None
         keys = self.chunk.recent_landmarks(layer_idx).to(self._exact)  # (R, Hkv, D)
@@ -223,8 +219,8 @@ class MemoryAttention:
     def _search(
         self, layer_idx: int, rotated: Tensor, near: Tensor | None, opened: Tensor
     ) -> Selection:
-        """The choice among old and recent blocks. near: the recent ones' scores; opened: [H, T]
-        bool, rows whose gate is open. Raises DocumentNotFound.
+        """Choose among old and recent blocks. near: scores of the recent ones; opened: [H, T] bool,
+        rows whose gate is open. Raises DocumentNotFound.
         """
         shape, settings, prefix = self.shape, self.settings, self.candidates.prefix
         fixed = shape.old_block_distance is not None
@@ -256,7 +252,7 @@ class MemoryAttention:
         self, layer_idx: int, chosen: Selection, rotated: Tensor, near: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The rotation of every chosen unit [H, T or 1, K], and its landmark score there for every
-        row [H, T, K]; without what later documents' blocks gain.
+        row [H, T, K], without the bonus of later documents.
         """
         prefix, rows = self.candidates.prefix, rotated.shape[3]
         fixed, candidates = self.shape.old_block_distance is not None, chosen.candidates
@@ -295,9 +291,9 @@ class MemoryAttention:
         return slots, scores
 
     def _close_rows(self, layer_idx: int, local: LocalAttention, kept: Tensor) -> LocalAttention:
-        """Attention whose rows other than `kept` [H, T] read no memory. Where the layer has
-        cmt_values and memory is searched, they take these in its place; elsewhere what they would
-        have given to memory, up to GIVEN_BACK, goes to what they have seen.
+        """Attention in which rows other than `kept` [H, T] read no memory. They get the layer's
+        cmt_values instead, if it has some and memory is searched; else memory's share of their
+        attention, up to GIVEN_BACK, goes to what they saw.
         """
         closed = local.gate.masked_fill(kept, 0.0)
         if self.cmt_values is not None and self.retrieve:
@@ -318,7 +314,7 @@ class MemoryAttention:
         is_last: bool,
     ) -> Tensor:
         """Lease the distinct KV blocks and attend; if they exceed the budget, in halves of the
-        rows: slower and right.
+        rows, which is slower and gives the same result.
 
         candidates, places: [H, T or 1, K]; rotated: [R, 1, H, T, D]; scores: [H, T, K].
         """
@@ -376,5 +372,5 @@ class MemoryAttention:
 
 
 def _rows(local: LocalAttention, rows: Tensor | slice) -> LocalAttention:
-    """The same of some rows."""
+    """The attention of some rows."""
     return LocalAttention(local.output[:, :, rows], local.gate[:, :, rows], local.lse[:, :, rows])

@@ -1,5 +1,5 @@
 """State of a landmark model's session: attached documents, its own blocks, and the open chunk,
-whose keys and values are in no block yet; and positions of blocks for the chunk's queries.
+whose keys and values are not in a block yet; and positions of blocks for the chunk's queries.
 """
 
 from bisect import bisect_right
@@ -19,8 +19,8 @@ Run = tuple[int, int, int]
 
 @dataclass
 class SessionBlocks:
-    """Blocks of a session, oldest first: attached documents, then its own blocks, under an id of
-    the store.
+    """Blocks of a session, oldest first: attached documents, then its own blocks, which have a
+    document id of the store.
     """
 
     # (document id, blocks); others are attached by `attach`
@@ -49,13 +49,13 @@ class SessionBlocks:
 
     def _count(self) -> None:
         """Note the attached documents that have blocks: their runs, the numbers of their first
-        blocks, and how many blocks there are.
+        blocks, and the number of all blocks.
         """
         self._runs = tuple((document, 0, blocks) for document, blocks in self.documents if blocks)
         *self.starts, self.attached = [0, *accumulate(end for _, _, end in self._runs)]
 
     def runs(self, end: int) -> tuple[Run, ...]:
-        """The `end` oldest blocks, which are those of the documents at least."""
+        """The `end` oldest blocks, at least those of the documents."""
         runs, own = self._runs, min(self.own, end - self.attached)
         if self.own_document is not None and own > 0:
             runs = (*runs, (self.own_document, self.own_first, self.own_first + own))
@@ -67,9 +67,9 @@ class Prefix:
     """The slots before a chunk for a memory of `blocks` blocks, the last `recent` of them recent
     (docs/appendix/method.md section 4).
 
-    size: prefix slots of block_size + 1 positions each; the chunk starts behind them. Stingy
-    mapping gives old blocks slots from the left; a fixed distance gives them none. Chosen recent
-    blocks take the right-most slots in order.
+    size: prefix slots of block_size + 1 positions each; the chunk starts after them. Stingy mapping
+    gives old blocks slots from the left; a fixed distance gives them none. Chosen recent blocks
+    take the right-most slots in order.
     """
 
     blocks: int
@@ -89,13 +89,13 @@ class Prefix:
 
 
 class Candidates:
-    """The blocks that a chunk may read, as they are when it begins; a candidate is a block's
-    number, 0 = the oldest.
+    """The blocks that a chunk may read, as of its beginning; a candidate is a block's number, 0 =
+    the oldest.
 
-    prefix: where they stand; documents: how many are blocks of attached documents, the oldest; old:
-    runs of the old ones; fading: what is added to the scores of old ones for their age, [old], or
-    None. Attached documents have no age. That of an own block is how many came after it, itself
-    included; the recent ones are top_k or younger.
+    prefix: their slots; documents: number of blocks of attached documents, the oldest ones; old:
+    runs of old blocks; fading: added to the scores of old blocks for their age, [old], or None.
+    Attached documents have no age. The age of an own block is the number of blocks from it on;
+    recent blocks are top_k or younger.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ Hkv, D].
 
 @dataclass
 class _Layer:
-    """Keys without position and rotated, and values, [1, Hkv, capacity, D]."""
+    """Keys without positions, rotated keys, and values, [1, Hkv, capacity, D]."""
 
     k: Tensor
     rotated: Tensor
@@ -151,7 +151,7 @@ class OpenChunk:
     """
 
     def __init__(self, model: LandmarkReader, settings: LookupSettings) -> None:
-        """Landmark keys of settings.top_k own blocks are kept here at most."""
+        """At most settings.top_k landmark keys of own blocks are held here."""
         shape, dtype, device = model.shape, model.dtype, model.device
         self._shape, self._rope, self._recent = shape, model.rope, settings.top_k
         self.length = 0
@@ -180,12 +180,12 @@ class OpenChunk:
     def append(
         self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, *, memory: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Write k, v [1, Hkv, T, D] into a layer behind what is there; the layer's rotated keys and
-        its values [1, Hkv, length + T, D], and q scaled under every rotation, [1 + R, 1, H, T, D].
+        """Write k, v [1, Hkv, T, D] at the end of a layer; return the layer's rotated keys and its
+        values [1, Hkv, length + T, D], and q scaled under every rotation, [1 + R, 1, H, T, D].
 
         The first rotation is for the chunk. Of the others (R = 0 without `memory`), rotation r <
         size scores a block in slot r; with a fixed distance, rotation `size` (the last) scores
-        every old block. The caller adds T to `length` when every layer has its tokens.
+        every old block. The caller adds T to `length` after all layers have their tokens.
         """
         layer, rows = self._layers[layer_idx], q.shape[2]
         first, end = self.length, self.length + rows
@@ -199,8 +199,8 @@ class OpenChunk:
         return layer.rotated.narrow(2, 0, end), layer.v.narrow(2, 0, end), rotated
 
     def _rotations(self, rows: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [1 + R, 1, 1, T, D] of every rotation of the next `rows` queries; every layer
-        of a step has the same.
+        """cos and sin [1 + R, 1, 1, T, D] of every rotation of the next `rows` queries, which all
+        layers of a step share.
         """
         start = self.base + self.length
         if self._step != (start, rows):
@@ -244,7 +244,7 @@ class OpenChunk:
         return {index: (*content[index], landmarks[index]) for index in range(len(self._layers))}
 
     def drop_finished(self, blocks: FinishedBlocks) -> None:
-        """Drop the finished blocks, which memory has now; their landmarks stay as recent ones."""
+        """Drop the blocks that the memory holds now; their landmarks stay as recent ones."""
         b = self._shape.stride
         moved = self.length // b * b
         rest = self.length - moved

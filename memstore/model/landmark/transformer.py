@@ -1,9 +1,9 @@
 """The decoder of a landmark model (RMSNorm, RoPE, SwiGLU, tied embeddings), its configuration, and
 both with a tokenizer as a model adapter. The caller computes attention.
 
-`Transformer.hidden(ids, attend)` calls `attend(layer_idx, q, k, v)` once a layer with
-position-free queries, keys and values [B, H, T, D] and goes on with what it returns; training and
-sessions pass different functions and share every weight.
+`Transformer.hidden(ids, attend)` calls `attend(layer_idx, q, k, v)` once a layer with queries, keys
+and values [B, H, T, D] without positions, and continues with its result; training and sessions pass
+different functions and share all weights.
 """
 
 import math
@@ -80,7 +80,7 @@ class ModelConfig:
             raise InvalidConfig(f"model configuration: {problem}")
 
     def _problem(self) -> str | None:
-        """What contradicts itself; `from_dict` checks each value alone."""
+        """The contradiction between fields, if any; `from_dict` checks each value alone."""
         if self.num_heads % self.num_kv_heads:
             heads = f"num_heads ({self.num_heads})"
             return f"{heads} must be a multiple of num_kv_heads ({self.num_kv_heads})"
@@ -133,7 +133,7 @@ class ModelConfig:
         }
 
     def signature(self, weights: str, tokenizer: str) -> Signature:
-        """Of memories of a model of this shape. weights, tokenizer: what they are identified by."""
+        """The signature of a model of this shape. weights, tokenizer: their digests."""
         return Signature(
             weights=weights,
             tokenizer=tokenizer,
@@ -209,7 +209,7 @@ class DecoderLayer(nn.Module):
         self.k_norm = RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states [B, T, hidden] -> position-free q [B, H, T, D] and k, v [B, Hkv, T, D]."""
+        """States [B, T, hidden] -> q [B, H, T, D] and k, v [B, Hkv, T, D], without positions."""
         x = self.attention_norm(x)
         q, k = self._heads(self.q_norm, self.q_proj(x)), self._heads(self.k_norm, self.k_proj(x))
         return q, k, self._heads(None, self.v_proj(x))
@@ -220,7 +220,7 @@ class DecoderLayer(nn.Module):
         return (x if norm is None else norm(x)).transpose(1, 2)
 
     def mlp(self, x: Tensor) -> Tensor:
-        """x plus its SwiGLU."""
+        """x + SwiGLU(x), with its norm, for x [B, T, hidden]."""
         normed = self.mlp_norm(x)
         return x + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
 
@@ -246,8 +246,8 @@ class Transformer(nn.Module):
         self.register_buffer("cmt_values", None)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Normal weights of deviation 0.02, the projections back into the residual stream smaller
-        by sqrt(2 * layers).
+        """Draw normal weights of deviation 0.02; those of projections back into the residual stream
+        are smaller by sqrt(2 * layers).
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -257,7 +257,7 @@ class Transformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """The dtype of its weights."""
         return self.norm.weight.dtype
 
     def hidden(
@@ -266,8 +266,8 @@ class Transformer(nn.Module):
         """ids [B, T] -> normalised last hidden states [B, T, hidden]; `attend` as in the module's
         docstring.
 
-        layers: only the first of them; then the states are not normalised. enter(layer_idx, x):
-        told the states [B, T, hidden] that a layer begins with, before it does.
+        layers: run only the first ones; then the states are not normalised. enter(layer_idx, x):
+        called before each layer with the states [B, T, hidden] that enter it.
         """
         x = self.embedding(ids)
         for layer, block in enumerate(self.blocks[:layers]):
@@ -279,8 +279,8 @@ class Transformer(nn.Module):
     def next_projections(
         self, layer_idx: int, x: Tensor, attended: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of the layer after layer_idx, if that one began with x [B, T, hidden] and
-        attended to `attended` [B, H, T, D].
+        """q, k, v of the layer after layer_idx, for states x [B, T, hidden] that enter layer_idx
+        and its attention output `attended` [B, H, T, D].
         """
         blocks = cast(list[DecoderLayer], self.blocks)
         block, following = blocks[layer_idx], blocks[layer_idx + 1]
@@ -315,9 +315,9 @@ class Transformer(nn.Module):
 class LandmarkReader(ModelAdapter):
     """A transformer whose tokens and heads look up blocks by landmark keys, with its tokenizer.
 
-    cmt_keys: by layer [Hkv, D], the context miss token's key at position -1, whose share of
-    attention is the gate; None for a model without a gate. cmt_values: [L, H, D], for rows
-    that skip their lookup; None: the chunk gets memory's share of their attention.
+    cmt_keys: for each layer [Hkv, D], the context miss token's key at position -1; its share of
+    attention is the gate. None for a model without a gate. cmt_values: [L, H, D], for rows that
+    skip their lookup; None: the chunk gets memory's share of their attention.
     """
 
     def __init__(self, transformer: Transformer, tokenizer: Tokenizer) -> None:

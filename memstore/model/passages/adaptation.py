@@ -1,5 +1,5 @@
-"""An adaptation: what was found out about a model, so that it can choose and read passages: its
-selector, and how scores are read. A file holds what was learned or calibrated.
+"""An adaptation of a model: the selector and the calibration with which it chooses and reads
+passages; and the file that holds them.
 """
 
 import json
@@ -28,11 +28,11 @@ _RARE, _CLEAR = 1e-6, 5.0  # what goes beyond tells no more
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a question once it was read behind its passages.
+    """What is known of a question after it was read with its passages.
 
-    unknown: the probability, 0 to 1, that the answer begins as a refusal. score: the selector's, of
-    the best passage; lead: how much more that is than the second's, in standard deviations of all
-    scores; blocks: how many passages there are.
+    unknown: the probability, 0 to 1, that the answer begins as a refusal. score: the selector's
+    score of the best passage; lead: its difference to the second, in standard deviations of all
+    scores; blocks: number of passages searched.
     """
 
     unknown: float
@@ -42,7 +42,7 @@ class Evidence:
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:
-        """What Doubt.weights are weights of."""
+        """The features to which Doubt.weights belong."""
         unknown = min(max(self.unknown, _RARE), 1 - _RARE)
         logit = math.log(unknown / (1 - unknown))
         return logit, self.score, min(self.lead, _CLEAR), math.log2(max(1, self.blocks))
@@ -51,7 +51,7 @@ class Evidence:
 @dataclass(frozen=True)
 class Doubt:
     """Probability that the passages a model read do not hold the answer: a logistic regression with
-    these weights of Evidence.numbers. above: for each of CAUTIONS, the probability above which the
+    these weights for Evidence.numbers. above: for each of CAUTIONS, the probability above which the
     model refuses. adapter: digest of the reading adapter that it was fitted with.
     """
 
@@ -61,16 +61,16 @@ class Doubt:
     adapter: str
 
     def probability(self, evidence: Evidence) -> float:
-        """0 to 1."""
+        """The probability, 0 to 1."""
         products = (w * x for w, x in zip(self.weights, evidence.numbers))
         return 0.5 + 0.5 * math.tanh(0.5 * (self.bias + sum(products)))
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a model that was trained to refuse begins to: with this token. above: for each of
-    CAUTIONS, the probability that nothing answers from which a refusal is meant. doubt: tells that
-    probability; None: it is that of the token.
+    """The token with which a model that was trained to refuse begins a refusal. above: for each of
+    CAUTIONS, the probability of no answer above which the model refuses. doubt: computes this
+    probability; None: it is the probability of the token.
     """
 
     token: int
@@ -78,17 +78,17 @@ class Refusal:
     doubt: Doubt | None = None
 
     def probability(self, evidence: Evidence) -> float:
-        """The probability that nothing answers, 0 to 1."""
+        """The probability, 0 to 1, that no passage answers."""
         return evidence.unknown if self.doubt is None else self.doubt.probability(evidence)
 
     def threshold(self, caution: float) -> float:
-        """The probability above which a refusal is meant; 1, never, with a caution of 0."""
+        """The probability above which the model refuses; 1, never, for a caution of 0."""
         return at_caution(self.above, caution) if caution else 1.0
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """A model's selector, and how what it finds is read: what `memstore adapt` writes."""
+    """A model's selector and reading settings, as `memstore adapt` writes them."""
 
     selector: Selector
     read_from: int = 0  # the first layer that reads blocks; those below are not stored whole
@@ -105,7 +105,7 @@ class Adaptation:
 
 
 UNADAPTED = Adaptation(Selector(), top_k=4, score_range=1.0)
-"""For a model that nothing is known of: the words of a question choose."""
+"""For a model without an adaptation: passages are chosen by the words of a question."""
 TAUGHT = replace(UNADAPTED, score_bias=3.0)
 """For a model with a reading adapter: more passages hardly distract it, because each is attended to
 by how well it scores.
@@ -117,9 +117,7 @@ _KEY = "memstore.selector"
 
 @dataclass(frozen=True)
 class MadeFor:
-    """The model that a selector was made for; another one has other states, and its selector is
-    refused.
-    """
+    """The model that a selector was made for. Other models have other states, and refuse it."""
 
     hidden_size: Positive
     num_layers: Positive
@@ -156,7 +154,7 @@ _SAME = (
 
 
 def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
-    """Write a selector and what was calibrated with it; the file is replaced whole."""
+    """Write a selector and its calibration; the file is replaced atomically."""
     learned = adaptation.selector.learned
     tensors = {} if learned is None else vars(learned.projection)
     gate = adaptation.gate
@@ -182,7 +180,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
 def load_selector(path: Path, model: MadeFor) -> Adaptation:
     """Read a selector for this model.
 
-    Raises InvalidWeights for a file that is none, was altered or is another model's.
+    Raises InvalidWeights for a file that is not a selector, was altered, or is for another model.
     """
     header, tensors = _read(path)
     for name, wanted in asdict(header.made_for).items():

@@ -1,10 +1,10 @@
-"""Passages to keys and values: each computed alone behind the model's prefix, many in a forward
+"""Compute the keys and values of passages: each alone after the model's prefix, many in a forward
 pass; and ingest by a passage model, which commits them.
 
-What is computed of a passage follows, to rounding, from the model and the passage's tokens alone:
-in a pass passages follow one another without padding, and each attends to the prefix and to itself
-as if it were alone. The last bits depend on the passages computed with it and on the machine, so
-nothing identifies a passage by its keys and values.
+Keys and values of a passage follow, up to rounding, from the model and the passage's tokens alone:
+a pass packs passages without padding, and each attends to the prefix and itself only. The last bits
+depend on the other passages of the pass and on the machine, so keys and values never identify a
+passage.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,8 +43,8 @@ _TOKENS_GPU = 1024  # of which a GPU computes longer than Python takes to launch
 class Encoded(NamedTuple):
     """A computed passage.
 
-    k, v: [n, memory layers, Hkv, D] in the KV dtype, k without position; of no layers where the
-    pass ended before. captured: what it shows to the selector.
+    k, v: [n, memory layers, Hkv, D] in the KV dtype, k without positions; no layers if the pass
+    ended early. captured: for the selector.
     """
 
     k: Tensor
@@ -65,13 +65,12 @@ def encode(
     layer: int | None = None,
     adapt: bool | None = None,
 ) -> Iterator[Encoded]:
-    """Of each of these passages (ids, none of them empty) what is stored, in their order; layers:
-    go through the first ones only (None = all), for the selector's sake. layer: whose states are
-    captured; None = the one that the reader's selector needs. adapt: compute with the reading
-    adapter; None = as passages are computed.
+    """Compute passages (non-empty ids); yield them in order. layers: run only the first ones (None:
+    all), for the selector. layer: whose states are captured (None: the one that the selector
+    needs). adapt: compute with the reading adapter (None: as the model's passages are computed).
 
-    The passages of a pass are taken together. Raises InvalidWeights for keys or values that the KV
-    dtype cannot hold.
+    Passages of one pass are taken together from the iterable. Raises InvalidWeights for keys or
+    values that the KV dtype cannot hold.
     """
     layer = reader.selector.layer if layer is None else layer
     adapt = reader.adapted_passages if adapt is None else adapt
@@ -115,7 +114,7 @@ def _encode(
 
 
 def check_storable(halves: Sequence[Tensor]) -> None:
-    """Are keys and values finite in the dtype in which they are stored? Raises InvalidWeights."""
+    """Raises InvalidWeights unless keys and values are finite in the dtype of storage."""
     if not finite(halves):
         raise InvalidWeights(
             f"its keys or values do not fit into {halves[0].dtype}; they cannot be stored"
@@ -123,12 +122,12 @@ def check_storable(halves: Sequence[Tensor]) -> None:
 
 
 class _Pass:
-    """The attention of one pass, in which passages follow each other, and what it leaves."""
+    """The attention of one pass over consecutive passages, and what the pass computes of them."""
 
     def __init__(
         self, reader: PassageModel, lengths: Sequence[int], stored: Sequence[int], layer: int
     ) -> None:
-        """lengths: tokens of each passage. stored: layers whose keys and values are kept. layer:
+        """lengths: tokens of each passage. stored: layers whose keys and values are stored. layer:
         whose states are captured.
         """
         self._reader, self._layer, shape = reader, layer, reader.shape
@@ -187,8 +186,8 @@ class _Pass:
 
 
 def fast_products(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """While it is entered, on this thread, linear layers of a model on this device compute their
-    products so; nothing is kept for it, and no gradients go through.
+    """Context in which this thread's linear layers on a CPU in float32 use oneDNN; without
+    gradients.
     """
     one_dnn = torch.backends.mkldnn.is_available()
     return (
@@ -197,8 +196,8 @@ def fast_products(device: torch.device, dtype: torch.dtype) -> AbstractContextMa
 
 
 class _OneDnn(TorchFunctionMode):
-    """Products of float32 by oneDNN, which uses the widest vectors of any CPU; MKL, which torch
-    takes for them, of Intel's alone. In half precision torch takes oneDNN by itself.
+    """Computes float32 products by oneDNN, which uses the widest vectors of any CPU; torch's
+    default, MKL, does so on Intel's only. Half precision uses oneDNN by default.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -208,7 +207,7 @@ class _OneDnn(TorchFunctionMode):
 
 
 def _plain(x: torch.Tensor) -> bool:
-    """Is this a float32 tensor of the CPU, of no class of its own?"""
+    """Whether this is a float32 tensor on the CPU and of no subclass."""
     known = type(x) in (torch.Tensor, nn.Parameter)
     return (
         known and x.layout is torch.strided and (x.device.type, x.dtype) == ("cpu", torch.float32)
@@ -225,9 +224,9 @@ _TITLE = 100  # characters; a longer first line is no title
 def read_passages(
     reader: PassageModel, text: Text, keep: Keep, writer: DocumentWriter
 ) -> Iterator[tuple[int, int]]:
-    """Read a text into a document passage by passage, from where its writer is; the characters
-    before and after some. keep: keys and values of its passages, or their text alone, of which a
-    question computes those that it needs.
+    """Ingest a text passage by passage, from its writer's position on; yield the characters before
+    and after each batch. keep: "kv" stores keys and values, "text" only text, from which a question
+    computes the keys and values that it needs.
     """
     first = writer.characters
     passages = passages_of(reader, [text.content], text.places)
@@ -260,14 +259,14 @@ def read_passages(
 def _looked_up(
     writer: DocumentWriter, passages: Iterable[Passage]
 ) -> Iterator[tuple[Passage, Known | None]]:
-    """Passages, and what is stored of each already."""
+    """Passages, each with what the memory already stores of it."""
     coming = iter(passages)
     while some := list(islice(coming, _LOOKED_UP)):
         yield from zip(some, writer.known(some))
 
 
 def _missing(known: Known | None, keep: Keep) -> bool:
-    """Has a passage to be computed?"""
+    """Whether a passage must be computed."""
     return known is None or (keep == "kv" and not known.stored)
 
 
@@ -277,8 +276,8 @@ def _landmarks(
     new: Sequence[int],
     computed: Sequence[Encoded],
 ) -> Tensor | None:
-    """Token landmarks of passages, of which the new ones were computed and the others are known;
-    None where the reader's selector keeps none.
+    """Token landmarks of passages, computed for the `new` ones and stored for the others; None if
+    the model's selector stores none.
     """
     parts: list[Tensor | None] = [
         None if known is None or known.landmarks is None else torch.from_numpy(known.landmarks)
@@ -293,6 +292,6 @@ def _landmarks(
 def passages_of(
     reader: PassageModel, parts: Iterable[str], places: Sequence[Place] = ()
 ) -> Passages:
-    """The text that these parts are together as the reader's passages: see Passages."""
+    """The passages of a model for a text, given in parts: see Passages."""
     size, most = reader.passage_tokens, reader.shape.block_size
     return Passages(reader.tokenizer, "".join(parts), places, size=size, most=most)

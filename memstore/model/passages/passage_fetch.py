@@ -1,5 +1,5 @@
-"""Passages that a session reads: keys and values fetched out of a memory, or computed where it has
-none.
+"""Fetch the keys and values of the passages that a session reads, or compute those that the memory
+does not hold.
 """
 
 import time
@@ -28,8 +28,8 @@ _AT_ONCE = 1 << 27  # keys of passages, in numbers, that a GPU turns at once
 
 
 class _Taken(NamedTuple):
-    """A passage: rows [R, Shape.passage_width], which of them its tokens' keys and values are
-    (int64 [n] each), and the tier that had them.
+    """A passage: a tensor [R, Shape.passage_width], the rows of it with the keys and the values of
+    the passage's tokens (int64 [n] each), and the tier that had them.
     """
 
     rows: Tensor
@@ -41,7 +41,7 @@ class _Taken(NamedTuple):
 class Fetched:
     """Passages that a session reads, in leased slots.
 
-    lengths: tokens of each; tiers: where each was.
+    lengths: tokens of each; tiers: the tier that had each.
     """
 
     def __init__(self, reader: PassageModel, taken: Sequence[_Taken]) -> None:
@@ -55,8 +55,8 @@ class Fetched:
             self._parts.append((some[0].rows, keys, values))
 
     def of_layers(self) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
-        """Layers that rotate alike, with keys and values [layers, Hkv, T, D] of the tokens of all
-        passages; of none in layers without memory. A GPU fetches all layers at once.
+        """Groups of layers that rotate alike, with keys and values [layers, Hkv, T, D] of the
+        tokens of all passages; T = 0 in layers without memory. A GPU gets all layers at once.
         """
         shape = self._shape
         of_layer = max(1, sum(self.lengths)) * shape.num_kv_heads * shape.head_dim
@@ -70,7 +70,7 @@ class Fetched:
             yield layers, *self._fetched(layers)
 
     def _fetched(self, layers: Sequence[int]) -> KeysValues:
-        """The same of some layers, which follow one another."""
+        """Keys and values of some consecutive layers."""
         shape, memory = self._shape, self._shape.memory_layers
         heads, dim = shape.num_kv_heads, shape.head_dim
         halves: tuple[list[Tensor], list[Tensor]] = [], []
@@ -104,7 +104,7 @@ class PassageFetch:
             yield Fetched(self._reader, [one for one in found if one is not None])
 
     def _take(self, passages: Sequence[Chosen], compute: bool) -> list[_Taken | None]:
-        """As `fetch`. Of passages that cannot be had the tokens have to be here."""
+        """As `fetch`. If keys and values are unavailable, the tokens must be available."""
         places = self._store.retrieval.stored_at([(one.document, one.block) for one in passages])
         away = 0
         while True:
@@ -135,7 +135,7 @@ class PassageFetch:
     def _compute(
         self, passages: Sequence[Chosen], missing: Sequence[int], found: list[_Taken | None]
     ) -> None:
-        """Compute the missing ones of these passages, and hold them for the next question."""
+        """Compute the missing passages, and cache them for the next question."""
         began = time.perf_counter()
         ids = [self.ids(passages[at]) for at in missing]
         for at, made in zip(missing, encode(self._reader, ids)):
@@ -147,9 +147,7 @@ class PassageFetch:
             began = time.perf_counter()
 
     def _leased(self, places: Sequence[tuple[int, int] | None]) -> tuple[list[_Taken | None], int]:
-        """What the memory holds of passages; None of those that it does not, and how many of these
-        are damaged.
-        """
+        """Lease passages; None for those that the memory lacks, and the number of damaged ones."""
         there = [place for place in places if place is not None]
         try:
             found = iter(self._lease(there))
@@ -167,7 +165,7 @@ class PassageFetch:
         return each, damaged
 
     def _lease(self, places: Sequence[tuple[int, int]]) -> list[_Taken]:
-        """The same of passages that are there. Raises CorruptBlock."""
+        """Lease passages that the memory holds. Raises CorruptBlock."""
         at_once = max(1, self._store.tiers.top.capacity)
         taken: list[_Taken] = []
         for first in range(0, len(places), at_once):

@@ -1,5 +1,6 @@
-"""Sessions of a passage model, and its API: the question is read without memory, a selector chooses
-passages, and every memory layer reads them with the question, where a prompt would have them.
+"""Sessions of a passage model, and its API. The selector captures the question without memory and
+chooses passages; every memory layer then reads them with the question, at the positions of a
+prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,12 +45,12 @@ _CLOSEST = 5  # passages that a refusal names
 
 
 class PassageSession(AskSession):
-    """Local text behind the reader's prefix, and the passages that it reads now.
+    """Local text after the model's prefix, and the passages that it reads now.
 
-    Prefix, passages in the order of the text, the separator, and the local text stand as they would
-    in a prompt. The passages' keys and values are the memory's; the separator's are computed over
-    them, with the first turn that is read behind them. Of local text beyond settings.local_tokens
-    the oldest tokens are forgotten.
+    Prefix, passages in document order, separator and local text are at the positions of a prompt.
+    Keys and values of passages come from the memory; those of the separator are computed after the
+    passages, with the first turn that follows. Of more local text than settings.local_tokens, the
+    oldest tokens are dropped.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class PassageSession(AskSession):
         retrieve: bool = True,
         on_read: OnRead | None = None,
     ) -> None:
-        """documents: attached ones, as (id, blocks), in the order in which their passages are read.
-        retrieve: choose at every question; otherwise only `read` says what is read.
+        """documents: those to search, as (id, blocks), in the order in which their passages are
+        read. retrieve: choose passages for every question; otherwise only `read` sets them.
 
         Raises InvalidConfig if the memory's blocks are on another device.
         """
@@ -85,13 +86,13 @@ class PassageSession(AskSession):
         self._behind: list[int] = []  # tokens after stored passages that are still to be computed
 
     def _begin(self) -> None:
-        """Attend to the prefix alone."""
+        """Begin an attention with the prefix alone."""
         self.attention = RepositionedAttention(self.reader, observe=self._told, adapt=self.adapt)
         on_gpu = self.reader.device.type == "cuda" and torch.cuda.is_available()
         self._graph = StepGraph(self.reader, self.attention) if on_gpu else None
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
-        """As AskSession.attach; passages that are read now stay until others are."""
+        """As AskSession.attach; the passages read now stay until the next choice."""
         self._scope = tuple((document, 0, blocks) for document, blocks in documents if blocks)
 
     # The text
@@ -115,9 +116,7 @@ class PassageSession(AskSession):
 
     @torch.no_grad()
     def _judge(self, refusal: Refusal, state: Tensor) -> None:
-        """Decide whether what is read answers; where it does, the answer may not begin as a
-        refusal.
-        """
+        """Decide whether the passages answer; the answer's first token may not be a refusal."""
         logits = self.reader.logits(state[None], quantized=True)[0].clone()
         unknown = float(logits.float().softmax(-1)[refusal.token])
         found = self.candidates
@@ -137,7 +136,7 @@ class PassageSession(AskSession):
         return None if states is None else states[-1]
 
     def _choose_for(self, message: str, ids: Sequence[int], words: range) -> None:
-        """Choose passages by the question in a message; ids: of its turn, `words` those typed."""
+        """Choose passages by the question in a message. ids: of its turn; words: the typed ones."""
         before = self._asked
         query = spelled_as_held(self.reader, self.store, self._scope, query_of(message))
         if query != message.strip():
@@ -146,8 +145,8 @@ class PassageSession(AskSession):
         self.choose(query, ids, words, before if leans(query) else "")
 
     def _meant(self, message: str) -> str:
-        """A message as the model reads it: a follow-up that is no sentence as the question that it
-        stands for, because doubt was fitted on whole questions.
+        """The message that the model reads: a follow-up that is not a sentence is completed,
+        because doubt was fitted on whole questions.
         """
         query = query_of(message)
         meant = resolved(query, self._asked)
@@ -175,8 +174,8 @@ class PassageSession(AskSession):
         return states[1] if len(states) == 2 else torch.cat(states)
 
     def _compute(self, ids: Sequence[int]) -> Tensor:
-        """Read tokens, preceded by those that are still to be computed after stored passages; the
-        states of `ids` [n, hidden_size].
+        """Read ids, after the tokens that are still to be computed after stored passages; return
+        the states of `ids` [n, hidden_size].
         """
         before, self._behind = self._behind, []
         given = torch.tensor([[*before, *ids]], device=self.reader.device)
@@ -188,7 +187,7 @@ class PassageSession(AskSession):
             self.attention.computed = 0
 
     def _make_room(self, coming: int) -> None:
-        """Forget the oldest tokens of the local text where so many more would be too many."""
+        """Drop the oldest tokens of the local text if so many more would be too many."""
         held, most = self.attention.local, self.settings.local_tokens
         over = held + coming - most
         if over <= 0 or not held:
@@ -209,7 +208,7 @@ class PassageSession(AskSession):
     # One token, in a forward pass that other sessions' tokens share: session.read_pending
 
     def begin_token(self) -> bool:
-        """Make room for a token, which may always share a forward pass."""
+        """Make room for a token; False while tokens after stored passages are to be computed."""
         self._make_room(1)
         return not self._behind
 
@@ -222,11 +221,11 @@ class PassageSession(AskSession):
     def choose(
         self, question: str, ids: Sequence[int], words: range, before: str = ""
     ) -> list[Chosen]:
-        """Choose passages for a turn that is about to be read, and read them from now on.
+        """Choose passages for the next turn, and read them from now on; none if no passage answers.
 
         question: as typed; ids: of the turn, `words` those of the question itself; before: the
-        question that it leans on. The local turns before it are read with it, memory never is.
-        Nothing is read where nothing answers.
+        question that it refers to. The choice depends on the local turns before it, never on the
+        memory.
         """
         earlier = None
         if before:
@@ -256,9 +255,9 @@ class PassageSession(AskSession):
 
     @torch.no_grad()
     def read(self, passages: Sequence[Chosen]) -> Tensor | None:
-        """Read these passages, in this order, from now on; none for reading nothing. Returns the
-        states [n, hidden_size] of the local text if that was computed again, because it was read
-        with other weights.
+        """Read these passages, in this order, from now on; [] reads none. Returns the states [n,
+        hidden_size] of the local text if it was computed again, because the reading adapter was
+        switched on or off.
 
         Raises InvalidInput for more passages than top_k, BudgetExceeded, DocumentNotFound,
         BlocksUnavailable, CorruptBlock.
@@ -296,7 +295,7 @@ class PassageSession(AskSession):
         return self._compute(again) if again else None
 
     def _insert(self, behind: Sequence[int], fetched: Fetched) -> None:
-        """Compute these tokens between stored passages and the local text that is there."""
+        """Compute tokens between the stored passages and the existing local text."""
         self._behind = []
         context = replace(self.attention, layers={}, observe=None)
         for layers, k, v in fetched.of_layers():
@@ -328,9 +327,9 @@ _MOST_SPELLED = 1 << 14
 
 
 def spelled_as_held(reader: PassageModel, store: MemoryStore, scope: Scope, question: str) -> str:
-    """A question with misspelt words as passages of the scope spell them: see `spelled`. A word
-    that is one token of the model is not misspelt. Unchanged for large scopes, and for selectors
-    without words.
+    """Correct a question's misspelt words to words of the scope's passages: see `spelled`. A word
+    that is one token of the model is not misspelt. Large scopes, and selectors without words, leave
+    the question unchanged.
     """
     index = store.retrieval.selected
     if index is None or sum(end - first for _, first, end in scope) > _MOST_SPELLED:
@@ -348,14 +347,14 @@ def spelled_as_held(reader: PassageModel, store: MemoryStore, scope: Scope, ques
 
 
 class PassageAPI(ModelAPI, PassageModel):
-    """The API by a selector and RepositionedAttention in every layer."""
+    """The API of a model that reads passages by a selector and RepositionedAttention."""
 
     answering = AnswerSettings(max_new_tokens=64, until_sentence=False)
     codec = "int8"  # the answers are the same: docs/results.md
 
     @property
     def keeps(self) -> IndexSpec:
-        """What its selector needs."""
+        """The search data that the selector needs."""
         return self.selector.spec
 
     def ingesting(
@@ -367,10 +366,10 @@ class PassageAPI(ModelAPI, PassageModel):
         keep: Keep | None = None,
         **lookup: Any,
     ) -> Ingesting:
-        """As ModelAPI.ingesting; none of the settings changes what is stored. keep: "text" stores
-        no keys and values; None does so for a model without a reading adapter, which reads stored
-        passages less well than text. Raises InvalidInput for chunk_blocks: passages are read each
-        alone.
+        """As ModelAPI.ingesting; no setting changes what is stored. keep: "text" stores no keys and
+        values, which is the default for a model without a reading adapter: it reads stored passages
+        less well than text. Raises InvalidInput for chunk_blocks, because passages are computed one
+        by one.
         """
         keep = keep or ("kv" if self.adapted_passages else "text")
         if keep not in get_args(Keep):
@@ -384,8 +383,8 @@ class PassageAPI(ModelAPI, PassageModel):
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Make lists of a memory's token landmarks, by which it is searched in two stages where it
-        is large; {"engines": what was made}.
+        """Build the lists of token landmarks with which a large memory is searched in two stages;
+        return {"engines": what was built}.
 
         progress: called with (tokens done, tokens). Raises WrongModel, and what
         MemoryStore.build_index raises.
@@ -394,7 +393,7 @@ class PassageAPI(ModelAPI, PassageModel):
         return {"engines": store.build_index(progress=progress)}
 
     def _check(self, store: MemoryStore) -> None:
-        """Raises WrongModel for a memory that another selector wrote."""
+        """Raises WrongModel if another selector wrote the memory."""
         found = store.selector
         if found != self.keeps:
             name = "trained landmarks" if found is None else f"{found.name} {found.digest[:12]}"
@@ -419,7 +418,7 @@ class PassageAPI(ModelAPI, PassageModel):
         return PassageSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
 
     def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranked:
-        """As ModelAPI.ranked, by the selector's scores; of a message, by the question in it."""
+        """As ModelAPI.ranked, by the selector's scores for the question in a message."""
         self._check(store)
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
         phrase = spelled_as_held(self, store, runs, query_of(phrase))

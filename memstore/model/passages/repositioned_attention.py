@@ -1,6 +1,6 @@
-"""A passage model, and its attention at the positions of a prompt: the prefix, what is read of a
-memory, and the local text, one after the other, under one ordinary softmax; and what its selector
-sees of a text that is read without memory.
+"""A passage model, and its attention over the prefix, the passages read from a memory and the local
+text, at the positions of a prompt and under one softmax; and the states that its selector captures
+from a text that is read without memory.
 """
 
 from abc import abstractmethod
@@ -20,9 +20,9 @@ from memstore.model.session import OnRead, ReadUnit, StepReads
 
 
 class PassageModel(ModelAdapter):
-    """A reader whose blocks are passages: chosen once for a question, by a selector, and read by
-    every memory layer where a prompt would have them. Its `attend` gets keys without position; they
-    are stored so. shape.block_size is the most tokens that a passage has.
+    """A model whose blocks are passages: a selector chooses them once for a question, and every
+    memory layer attends to them at the positions of a prompt. `attend` gets keys without positions,
+    as they are stored. shape.block_size: maximum number of tokens in a passage.
     """
 
     selector: Selector
@@ -38,25 +38,25 @@ class PassageModel(ModelAdapter):
 
     @abstractmethod
     def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:
-        """Queries or keys [B, H, T, D] of a layer, turned to positions [T]; a range of them, where
-        they follow one another, is the fastest.
+        """Rotate queries or keys [B, H, T, D] of a layer to positions [T]; fastest for a range of
+        consecutive positions.
         """
 
     @abstractmethod
     def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
-        """A question as the next turn of a conversation, behind the prefix if it is the first; and
-        which of these ids are the question's own words.
+        """Ids of a question as the next turn of a conversation, after the prefix if it is the first
+        turn; and the range of these ids that are the question's own words.
         """
 
     @abstractmethod
     def ends_turn(self, token: int) -> bool:
-        """Does an answer end with this token?"""
+        """Whether this token ends an answer."""
 
 
 KeysValues = tuple[Tensor, Tensor]
 """k and v [Hkv, n, D], position-free."""
 Observe = Callable[[int, Tensor], None]
-"""Told (layer_idx, how much the last row attends to each part of what is remembered [H, parts])."""
+"""Called with (layer_idx, attention mass of the last row on each remembered part [H, parts])."""
 
 _GROW = 256  # tokens of room at a time
 _SPARE = 384  # tokens of room at first, for a question and for the room of a recorded step
@@ -66,11 +66,11 @@ _WIDER = 8  # columns at a time: fused attention on a GPU takes multiples of it
 
 @dataclass
 class LayerContext:
-    """Of one layer, keys as rotated, and values, [1, Hkv, capacity, D]; `length` of them are there.
+    """Keys and values [1, Hkv, capacity, D] of one layer, keys rotated; `length` tokens are filled.
 
-    Where an attention is observed both are wider: keys by zeros, values by which part of what is
-    remembered a token belongs to, 1 in the column of that part. What comes out of attention in
-    these columns is how much a row attends to each part.
+    If attention is observed, both have extra columns: zeros in keys; in values a 1 in the column of
+    the remembered part that the token belongs to. The attention output in these columns is the
+    attention mass of a row on each part.
     """
 
     k: Tensor
@@ -82,10 +82,10 @@ class LayerContext:
 
 @dataclass
 class RepositionedAttention:
-    """What one text attends to: the reader's prefix at 0 .. P - 1, m remembered tokens from P
-    on, and its own from P + m on. No room is left between them: that loses answers.
+    """What one text attends to: the model's prefix at positions 0 .. P - 1, m remembered tokens
+    from P on, and its own tokens from P + m on. A gap between these would lose answers.
 
-    `attend` is what ModelAdapter.hidden takes; of one row and one thread.
+    `attend` is an argument of ModelAdapter.hidden, for one row and one thread.
     """
 
     reader: PassageModel
@@ -105,8 +105,8 @@ class RepositionedAttention:
     _masks: dict[object, Tensor] = field(default_factory=dict, init=False)  # of the last steps
 
     def begin(self, layers: int | None = None) -> None:
-        """Have the prefix, and room behind it, before a forward pass through so many layers (None =
-        all), which cannot have another inside it.
+        """Add the prefix, and room after it, to the first `layers` layers (None: all). Call it
+        before a forward pass: computing the prefix is a forward pass, too.
         """
         count = self.reader.shape.num_layers if layers is None else layers
         if missing := [layer for layer in range(count) if layer not in self.layers]:
@@ -145,8 +145,8 @@ class RepositionedAttention:
         return output[..., :dim]
 
     def _mark(self, values: Tensor, start: int, tokens: int) -> None:
-        """Write beside values [.., capacity, D + wider] of so many remembered tokens from `start`
-        on which part each belongs to.
+        """Write into the extra columns of values [.., capacity, D + wider] which part each of
+        `tokens` remembered tokens from `start` on belongs to.
         """
         dim, at = self.reader.shape.head_dim, start - self.first
         if values.shape[-1] > dim and at < sum(self.parts):
@@ -156,8 +156,8 @@ class RepositionedAttention:
             values[..., start : start + len(parts), dim:] = parts
 
     def divide(self, parts: Sequence[int], biases: Sequence[float]) -> None:
-        """Say of how many tokens each part of what is remembered next is, and what is added to the
-        logits of attention to it.
+        """Set the number of tokens of each part of what is remembered next, and the bias of each
+        part, which is added to its attention logits.
         """
         self.parts, self.bias = parts, None
         self._masks.clear()
@@ -166,8 +166,8 @@ class RepositionedAttention:
             self.bias = bias.to(self.reader.device, self.reader.dtype)
 
     def remember(self, layers: Sequence[int], k: Tensor, v: Tensor) -> None:
-        """Put these tokens in the place of what was remembered in layers of one rotary kind, k, v
-        [layers, Hkv, m, D], position-free; the local text moves behind them.
+        """Replace the remembered tokens in layers of one rotary kind by k, v [layers, Hkv, m, D],
+        without positions; the local text moves to the positions after them.
         """
         reader, (m, dim) = self.reader, k.shape[2:]
         before = [self.layers[layer] for layer in layers if layer in self.layers]
@@ -193,19 +193,19 @@ class RepositionedAttention:
 
     @property
     def length(self) -> int:
-        """Tokens in all."""
+        """Number of all tokens."""
         return next((layer.length for layer in self.layers.values()), self.first)
 
     @property
     def local(self) -> int:
-        """Tokens of local text."""
+        """Number of tokens of local text."""
         for layer in self.layers.values():
             return layer.length - layer.remembered - self.first
         return 0
 
     def let_go(self, tokens: int) -> None:
-        """Take the oldest tokens of the local text away, in every layer; those behind them move
-        up.
+        """Drop the oldest tokens of the local text in every layer; later ones move to lower
+        positions.
         """
         for index, layer in self.layers.items() if tokens else ():
             start = self.first + layer.remembered
@@ -219,7 +219,7 @@ class RepositionedAttention:
             layer.length -= tokens
 
     def fork(self) -> "RepositionedAttention":
-        """Another one that attends to the same, until it is given more."""
+        """A copy that attends to the same; tokens added to it later do not enter the original."""
         other = replace(self, layers={})
         for index, layer in self.layers.items():
             local = layer.length - layer.remembered - self.first
@@ -239,8 +239,9 @@ class RepositionedAttention:
         return self.prefix[0][0].shape[2] if self.prefix else 0
 
     def _make_room(self, layers: Sequence[int], tokens: int) -> Tensor:
-        """Have layers begin with the prefix and room for so many tokens and more; their keys and
-        values [2, layers, 1, Hkv, capacity, D + wider], which hold anything behind the prefix.
+        """Make tensors of layers that begin with the prefix and have room for so many tokens or
+        more; return keys and values [2, layers, 1, Hkv, capacity, D + wider], undefined after the
+        prefix.
         """
         if self.prefix is None:
             self.prefix = read_prefix(self.reader, self.adapt)
@@ -261,7 +262,7 @@ class RepositionedAttention:
         return held
 
     def _mask(self, q: Tensor, k: Tensor, window: int | None) -> Tensor:
-        """`mask_of` these; those of a step's layers are mostly alike."""
+        """`mask_of` these, plus the bias; cached, because most layers of a step share a mask."""
         asked = q.shape[2], k.shape[2], window
         if asked not in self._masks:
             if len(self._masks) > 2:
@@ -274,8 +275,8 @@ class RepositionedAttention:
 
 
 def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
-    """Tokens [1, Hkv, n, D] behind the first `at` of a tensor with room [1, Hkv, capacity, D or
-    more], or in a larger one.
+    """Write tokens [1, Hkv, n, D] after the first `at` of a tensor [1, Hkv, capacity, D or more];
+    return it, or a larger copy if it has too little room.
     """
     end = at + more.shape[2]
     missing = end - held.shape[2]
@@ -286,9 +287,9 @@ def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
 
 
 def mask_of(q: Tensor, k: Tensor, window: int | None) -> Tensor:
-    """What `attention` adds to scores of the last T tokens, q [B, H, T, D], of S, k [B, Hkv, S, D]:
-    [T, S]. On a GPU [H / Hkv * T, S], for queries of a group as rows, whose keys need no copies
-    then, aligned as fused attention wants it.
+    """The mask [T, S] that `attention` adds to the scores of the last T of S tokens; q: [B, H, T,
+    D], k: [B, Hkv, S, D]. On a GPU it is [H / Hkv * T, S]: the queries of a group are rows, so that
+    keys need no copies; rows are aligned as fused attention requires.
     """
     rows, length = q.shape[2], k.shape[2]
     group, wide = 1, length
@@ -303,8 +304,8 @@ def mask_of(q: Tensor, k: Tensor, window: int | None) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
-    """Grouped attention of rotated q [B, H, T, D] to k, v [B, Hkv, S, D] -> [B, H, T, D]; mask: as
-    `mask_of`, or bool, what each row sees; None = everything.
+    """Grouped-query attention of rotated q [B, H, T, D] to k, v [B, Hkv, S, D] -> [B, H, T, D].
+    mask: from `mask_of`, or bool, True where a row sees a token; None: each row sees all.
     """
     batch, heads, tokens, dim = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, dim)  # the heads of a group as rows
@@ -331,9 +332,9 @@ _prefixes: WeakKeyDictionary[PassageModel, dict[object, Sequence[KeysValues]]] =
 
 
 def read_prefix(reader: PassageModel, adapt: bool = False) -> Sequence[KeysValues]:
-    """The keys and values [1, Hkv, P, D] of the reader's prefix in every layer, keys at their
-    positions; no pairs without a prefix. They are computed once for a device and a dtype, and are
-    not to be written to. adapt: with the reader's adapter.
+    """Keys and values [1, Hkv, P, D] of the model's prefix in every layer, keys at their positions;
+    empty without a prefix. Computed once for each device and dtype; do not change them. adapt:
+    compute with the reading adapter.
     """
     state = (*reader.prefix_ids, reader.device, reader.dtype, adapt)
     known = _prefixes.setdefault(reader, {})
@@ -348,8 +349,8 @@ def read_prefix(reader: PassageModel, adapt: bool = False) -> Sequence[KeysValue
 
 @torch.no_grad()
 def computed(context: RepositionedAttention, ids: Sequence[int]) -> Sequence[KeysValues]:
-    """The keys and values in every layer of tokens that are read on in a context; no pairs without
-    tokens.
+    """Read tokens as the next ones of a context; return their keys and values in every layer, empty
+    without tokens.
     """
     if not ids:
         return []
@@ -367,8 +368,8 @@ def computed(context: RepositionedAttention, ids: Sequence[int]) -> Sequence[Key
 
 
 class StepMasses:
-    """Reports of every step how much its last row attended to each passage, summed over memory
-    layers and heads, once all of them have attended.
+    """Reports for each step the attention mass of its last row on each passage, summed over memory
+    layers and heads, after all memory layers have attended.
     """
 
     def __init__(self, memory_layers: Sequence[int], on_read: OnRead) -> None:
@@ -377,7 +378,7 @@ class StepMasses:
         self._masses: dict[int, Tensor] = {}  # of this step
 
     def __call__(self, layer_idx: int, masses: Tensor) -> None:
-        """masses: [H, passages], of a layer."""
+        """masses: [H, passages], of one layer."""
         self._masses[layer_idx] = masses
         if layer_idx == self._layers[-1]:
             of_layers = torch.stack([self._masses[layer] for layer in self._layers])
@@ -393,8 +394,8 @@ STEP = 256  # tokens of a longer text that are read at once
 
 @torch.no_grad()
 def read_on(attention: RepositionedAttention, ids: Sequence[int], most: int) -> Captured:
-    """Read a text on behind what an attention has read, token by token; what its tokens show. Of
-    what was read long ago no more is held than `most` tokens.
+    """Read a text after what an attention has read, and return what is captured of it. At most
+    `most` tokens of local text are held; the oldest are dropped.
     """
     reader, parts = attention.reader, list[Captured]()
     layer = reader.selector.layer
@@ -411,8 +412,8 @@ def read_on(attention: RepositionedAttention, ids: Sequence[int], most: int) -> 
 
 
 def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
-    """Ids that follow `held` tokens, as they are read where `most` are held: at once where nothing
-    has to leave.
+    """Ids that follow `held` local tokens, split for a window of `most` tokens: one piece if all of
+    them fit.
     """
     if held + len(ids) <= most:
         return [ids]
@@ -421,17 +422,17 @@ def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
 
 
 def capture(reader: PassageModel, ids: Sequence[int]) -> Captured:
-    """What the reader's selector needs to see of ids that stand behind the prefix."""
+    """What the model's selector needs of ids that follow the prefix."""
     return read_on(RepositionedAttention(reader, adapt=reader.adapted_turns), ids, len(ids))
 
 
 class DialogueBuffer:
-    """Ids behind the prefix; the selector reads them without memory when that is first needed,
-    every token once.
+    """Ids of a conversation, without the prefix. The selector reads them without memory, each token
+    once and only when needed.
     """
 
     def __init__(self, reader: PassageModel, most: int) -> None:
-        """most: tokens that are held at most."""
+        """most: maximum number of tokens held."""
         self.ids: list[int] = []  # that have not left, oldest first
         self.tokens = 0  # read so far, with those that left
         self._most = most
@@ -440,7 +441,7 @@ class DialogueBuffer:
         self._ahead: tuple[list[int], RepositionedAttention] | None = None
 
     def look_ahead(self, ids: Sequence[int], words: range) -> Captured:
-        """What the words of a turn show that is about to be read."""
+        """What is captured of the `words` of the next turn, before `extend` adds the turn."""
         if self._seen < len(self.ids):
             read_on(self._attention, self.ids[self._seen :], self._most)
             self._seen = len(self.ids)
@@ -449,7 +450,7 @@ class DialogueBuffer:
         return read_on(attention, ids, self._most).part(words)
 
     def extend(self, ids: Sequence[int]) -> None:
-        """These ids are read."""
+        """Add ids that the session has read."""
         ahead, self._ahead = self._ahead, None
         self.ids.extend(ids)
         self.tokens += len(ids)

@@ -1,9 +1,10 @@
-"""Which passages a question reads: the selector scores them, by words, by a learned projection, or
-by both; the gate tells from the scores whether any answers; and of those that the scores mean, each
-text is read once.
+"""Choose the passages that a question reads. A selector scores passages by words, a learned
+projection, or both; a gate decides from the scores whether any passage answers; and of chosen
+passages with the same text, one is read.
 
-A passage is identified by its tokens. Copies of one text have nearly the same score, not the same
-bits: rounding depends on how many blocks one product scores, and on the machine that read a copy.
+A passage is identified by its tokens. Copies of one text have nearly the same score, but not the
+same bits: rounding depends on how many blocks one product scores, and on the machine that ingested
+a copy.
 """
 
 import hashlib
@@ -30,19 +31,19 @@ from memstore.store.retrieve.first_stage import Shortlist
 
 @dataclass
 class Captured:
-    """What a forward pass captured of consecutive tokens: the states that a layer begins with."""
+    """What a forward pass captured of consecutive tokens: the states that enter a layer."""
 
     ids: list[int]
     states: dict[int, Tensor] = field(default_factory=dict)  # layer -> [T, hidden_size]
 
     def part(self, tokens: range) -> "Captured":
-        """The same of some of the tokens."""
+        """What was captured of some of the tokens."""
         at = slice(tokens.start, tokens.stop)
         return Captured(self.ids[at], {layer: states[at] for layer, states in self.states.items()})
 
     @classmethod
     def joined(cls, parts: "Iterable[Captured]") -> "Captured":
-        """The same of parts that follow one another."""
+        """Join what was captured of consecutive pieces of a text."""
         some = [part for part in parts if part.ids]
         if len(some) < 2:
             return some[0] if some else cls([])
@@ -58,11 +59,11 @@ _LEAST_IDF = 0.05
 
 @dataclass(frozen=True)
 class Projection:
-    """What was learned. hidden: the model's; width: of a landmark.
+    """Weights of the learned projection. hidden: size of the model's states; width: of a landmark.
 
     projection: [hidden, width]. document_*, question_*: mean and deviation [hidden] of the states
-    of documents and of questions. attend: [hidden], how much a question's token counts beside its
-    idf. idf: float16 [vocabulary], ln of how rare a token is among blocks.
+    of documents and of questions. attend: [hidden], weighs a question's token in addition to its
+    idf. idf: float16 [vocabulary], log of the inverse frequency of a token among blocks.
     """
 
     projection: Tensor
@@ -77,9 +78,9 @@ class Projection:
 class Learned:
     """score(B) = sum over the question's tokens i of w_i max over j in B of <q_i, d_j>.
 
-    d_j and q_i: states that enter `layer`, divided by their root mean square, standardised (of
-    documents and of questions apart), projected alike, unit vectors. w = softmax(attend . x_i +
-    ln idf_i) over the question's own tokens.
+    d_j and q_i: states that enter `layer`, divided by their root mean square, standardised
+    (separately for documents and questions), projected by one matrix, and normalised to unit
+    length. w = softmax(attend . x_i + ln idf_i) over the question's own tokens.
     """
 
     def __init__(self, layer: int, projection: Projection) -> None:
@@ -95,7 +96,7 @@ class Learned:
         self.digest = digest.hexdigest()  # of all that landmarks depend on
 
     def landmarks(self, captured: Captured) -> Tensor:
-        """int8 [T, width]; where the tokens stand does not matter."""
+        """Landmarks int8 [T, width] of captured tokens."""
         projection = self.projection
         x = rooted(captured.states[self.layer])
         x = (x - projection.document_mean) / projection.document_deviation
@@ -113,17 +114,17 @@ class Learned:
 
 
 def rooted(states: Tensor) -> Tensor:
-    """States [..., hidden] with root mean square 1, float32 on the CPU."""
+    """States [..., hidden] scaled to a root mean square of 1, float32 on the CPU."""
     states = states.float().cpu()
     return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + 1e-5)
 
 
 GATE_BLOCKS = 512
-"""Among so many blocks a Gate's `least` holds: 32K tokens."""
+"""Number of blocks, 32K tokens, for which a Gate's `least` is calibrated."""
 
 
 GATE_TOGETHER = 4
-"""So many of the best blocks may together make a Gate open."""
+"""Number of best blocks that may open a Gate together."""
 
 _LITTLE = 0.2  # words that weigh no more leave the best blocks among those that landmarks find
 
@@ -134,7 +135,8 @@ _BEFORE = 0.25  # how much the question before counts, of one that leans on it
 @dataclass(frozen=True)
 class Query:
     """What passages are searched by. captured: of the user's words alone; text: these words.
-    before: the question that this one leans on ("How loud is it?"); it counts a quarter as much.
+    before: the question that this one refers to ("How loud is it?"); it has a quarter of the
+    weight.
     """
 
     captured: Captured
@@ -143,7 +145,7 @@ class Query:
 
     @property
     def words(self) -> dict[int, float]:
-        """The hash of each word, and how much it counts."""
+        """The hash and the weight of each word."""
         words = word_index.weigh_words(self.text)
         if self.before is None:
             return words
@@ -151,7 +153,7 @@ class Query:
         return {word: _BEFORE * weight for word, weight in earlier.items()} | words
 
     def rows(self, learned: "Learned") -> tuple[Tensor, Tensor]:
-        """As Learned.rows, of both questions."""
+        """As Learned.rows, for both questions."""
         rows, weights = learned.rows(self.captured)
         if self.before is None:
             return rows, weights
@@ -161,46 +163,44 @@ class Query:
 
 
 class Found(Protocol):
-    """What selectors ask of a memory (memstore.store.MemoryStore)."""
+    """The lookups that selectors need: a memory's index, or a shortlist of it."""
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
-        """q float32 [R, width] -> [R, blocks of the scope]: the best product with a block's token
-        landmarks.
+        """For q float32 [R, width], the greatest product of each row with a block's token
+        landmarks: [R, blocks of the scope].
         """
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
-        """Words' hashes and weights -> float32 [blocks of the scope], BM25."""
+        """BM25 for words' hashes and weights, float32 [blocks of the scope]."""
 
 
 class Selector:
-    """Scores the blocks that a question may read; all layers then read the same.
+    """Scores the blocks that a question may read; all layers then read the same blocks.
 
-    Without a learned part the score of a block is BM25, 0 where it shares no word with the
-    question. With one it is that part's score plus word_weight times BM25, standardised over the
-    blocks and told in standard deviations of the learned scores: the best score says whether
-    anything answers at all.
+    Without a learned part, the score of a block is BM25: 0 if it shares no word with the question.
+    With one, it is the learned score plus word_weight times BM25, standardised over the blocks and
+    scaled by the standard deviation of the learned scores. So the best score says whether any block
+    answers.
     """
 
     def __init__(self, learned: Learned | None = None, word_weight: float = 0.0) -> None:
-        """word_weight: beside a learned part; 0: no words are kept."""
+        """word_weight: weight of BM25 next to a learned part; 0: no words are stored."""
         self.learned, self.word_weight = learned, word_weight
         self.layer = 0 if learned is None else learned.layer  # whose states it needs; 0: none
         self.spec = _spec(learned, word_weight)  # what a memory keeps for it
 
     def landmarks(self, captured: Captured) -> Tensor | None:
-        """Token landmarks of a passage, int8 [T, width]; None where the
-        selector keeps none.
-        """
+        """Token landmarks of a passage, int8 [T, width]; None if this selector stores none."""
         return None if self.learned is None else self.learned.landmarks(captured)
 
     def words(self, texts: Iterable[tuple[str, str]]) -> list[list[tuple[int, int]]] | None:
-        """As word_index.count_words, of each block's text and what stands around it; None where it
-        keeps no words.
+        """Words of blocks, each given as (text, surrounding text): see word_index.count_words. None
+        if this selector stores no words.
         """
         return [word_index.count_words(*some) for some in texts] if self.spec.words else None
 
     def scores(self, query: Query, store: Found, scope: Scope) -> Tensor:
-        """float32 [blocks of the scope], higher = read it."""
+        """Scores float32 [blocks of the scope]; a higher score is better."""
         by_words = store.word_scores(query.words, scope) if self.spec.words else None
         if self.learned is None:
             assert by_words is not None
@@ -210,15 +210,15 @@ class Selector:
         return learned if by_words is None else self.joined(learned, by_words, store)
 
     def joined(self, learned: Tensor, by_words: Tensor, store: Found) -> Tensor:
-        """The scores [blocks] whose two parts are these."""
+        """Join the learned scores [blocks] and the BM25 scores [blocks]."""
         deviation, of_words = spread(learned)[1], None
         if isinstance(store, Shortlist):
             deviation, of_words = store.spread[1], store.word_spread
         return learned + self.word_weight * deviation * standardise(by_words, of_words)
 
     def adds(self, query: Query, store: Found, scope: Scope) -> Tensor | None:
-        """float32 [blocks of the scope, rows]: what each row of the question adds to a block's
-        score; None where that is not known.
+        """What each row of the question adds to the score of each block, float32 [blocks of the
+        scope, rows]; None without a learned part.
         """
         if self.learned is None:
             return None
@@ -239,7 +239,7 @@ def _spec(learned: Learned | None, word_weight: float) -> IndexSpec:
 
 
 class Scored(NamedTuple):
-    """Scores of blocks, and what they are of."""
+    """Scores of blocks, and the blocks that have them."""
 
     scores: Tensor  # float32 [blocks of `scope`]
     scope: Scope
@@ -249,7 +249,7 @@ class Scored(NamedTuple):
 
 
 def score_blocks(selector: Selector, query: Query, store: MemoryStore, scope: Scope) -> Scored:
-    """Score the blocks of a scope: all of them, or, where it is large, a shortlist. Raises what
+    """Score the blocks of a scope: all of them, or a shortlist of a large scope. Raises what
     Retrieval's lookups raise.
     """
     learned, weight, short = selector.learned, selector.word_weight, None
@@ -285,21 +285,20 @@ def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor
 
 
 def covered(adds: Tensor) -> Tensor:
-    """Selector.adds of blocks -> [blocks]: what the first of them together have of a question,
-    every row of it counted by the block that says most of it: the score of all as if they were one.
+    """For each of the blocks [blocks] of Selector.adds, the score of it and all blocks before it as
+    if they were one block: each row of the question counts with its greatest value.
     """
     return adds.cummax(0).values.sum(1)
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Tells from the scores of blocks whether any of them answers.
+    """Decides from the scores of blocks whether any of them answers.
 
-    least: the confidence that takes, among GATE_BLOCKS blocks, for each of CAUTIONS. growth: how
-    much more it takes among twice as many, since the best of more blocks scores higher where
-    nothing answers, too. together:
-    how much more than that the GATE_TOGETHER best blocks have to cover between them to open it as
-    well, for a question of several parts that no one block answers; None = they never do.
+    least: for each of CAUTIONS, the confidence required among GATE_BLOCKS blocks. growth: how much
+    more is required among twice as many, because the best of more wrong blocks scores higher.
+    together: for a question of several parts that no single block answers, how much more than this
+    confidence the GATE_TOGETHER best blocks must cover together; None: they never open the gate.
     """
 
     least: Steps
@@ -307,21 +306,21 @@ class Gate:
     together: float | None = None
 
     def threshold(self, blocks: int, caution: float = CAUTION) -> float:
-        """The confidence that it takes among so many blocks. caution: see LookupSettings."""
+        """The confidence required among so many blocks. caution: see LookupSettings."""
         if not caution:
             return -math.inf
         growth = self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
         return at_caution(self.least, caution) + growth
 
     def answers(self, scores: Tensor, blocks: int, caution: float = CAUTION) -> bool:
-        """Does any block of these scores [n], the best of so many blocks, answer?"""
+        """Whether any block answers; scores: [n], the best of so many blocks."""
         return confidence(scores) >= self.threshold(blocks, caution)
 
     def answer_together(
         self, together: float | None, blocks: int, caution: float = CAUTION
     ) -> bool:
-        """Do some of so many blocks answer a question of several parts together? together: what the
-        GATE_TOGETHER best of them cover between them (`covered`); None = it is no such question.
+        """Whether several blocks together answer a question of several parts. together: what the
+        GATE_TOGETHER best ones cover together (`covered`); None if it is no such question.
         """
         if together is None or self.together is None:
             return False
@@ -329,8 +328,8 @@ class Gate:
 
 
 def confidence(scores: Tensor) -> float:
-    """The best of scores [blocks], by which a question that something answers is told from others;
-    to be compared with those of the same selector only.
+    """The best of scores [blocks], which the gate compares with its threshold; -inf without scores.
+    Only scores of the same selector are comparable.
     """
     return float(scores.max()) if len(scores) else float("-inf")
 
@@ -351,8 +350,8 @@ Content = Callable[[int, int], Hashable]
 
 @dataclass(frozen=True)
 class Chosen:
-    """A passage that is read. same: other places (document, block) where the same text stands.
-    bias: what is added to the logits of attention to its tokens.
+    """A passage that is read. same: other places (document, block) of the same text. bias: added to
+    the attention logits of its tokens.
     """
 
     document: int
@@ -363,14 +362,14 @@ class Chosen:
 
 
 class Candidates:
-    """The best passages of a question, and by what each was found. Copies of one text are one
+    """The best passages for a question, and what each adds to its score. Copies of one text are one
     candidate, at the last of their places.
     """
 
     def __init__(
         self, found: Scored, k: int, adds: Callable[[Scope], Tensor | None], content: Content
     ) -> None:
-        """k: how many at most; adds: Selector.adds of blocks."""
+        """k: maximum number of candidates; adds: Selector.adds of blocks."""
         self.scores, self._deviation, self._content = found.scores, found.deviation, content
         self._scope = [run for run in found.scope if run[2] > run[1]]
         self.blocks = found.blocks
@@ -379,8 +378,8 @@ class Candidates:
         self._find = adds
 
     def distinct(self, k: int) -> list[Chosen]:
-        """The best k passages of different texts, best first. Texts are looked up only where two
-        scores are so near that the passages may be copies.
+        """The best k passages with different texts, best first. Texts are looked up only if two
+        scores are so close that the passages may be copies.
         """
         apart, n = 0.0, 2 * k  # by how much the scores of copies may differ
         if len(self.scores):
@@ -412,7 +411,7 @@ class Candidates:
         return found
 
     def best(self, most: int) -> list[Chosen]:
-        """Passages, best first, at most so many, whether or not they are read."""
+        """At most `most` passages, best first, whether or not they are chosen."""
         ranked = self.scores.topk(min(most, len(self.scores)))
         return [
             Chosen(*self._place(candidate), score)
@@ -421,8 +420,8 @@ class Candidates:
 
     @property
     def lead(self) -> float:
-        """How much more the best scores than the next other text, in standard deviations of all
-        scores; 0 where there is none.
+        """Difference between the best score and that of the next other text, in standard deviations
+        of all scores; 0 if there is no other text.
         """
         best = self.distinct(2)
         if len(best) < 2 or not self._deviation:
@@ -431,8 +430,8 @@ class Candidates:
 
     @property
     def together(self) -> float | None:
-        """What the best GATE_TOGETHER of them cover of a question of so many parts; None where not
-        all of them say a part of their own, or where it is not known by what they were found.
+        """What the best GATE_TOGETHER candidates cover of a question of as many parts; None without
+        a learned part, or if one of them covers no part of its own.
         """
         adds = self._adds[:GATE_TOGETHER]
         several = len(adds) == GATE_TOGETHER and bool((adds >= _PART).all())
@@ -440,8 +439,8 @@ class Candidates:
 
     @cached_property
     def _adds(self) -> Tensor:
-        """[n], best first: what each covers of the question beyond those before it; nothing where
-        that is not known.
+        """[n], best first: what each candidate covers of the question beyond those before it; zeros
+        without a learned part.
         """
         covers = self._find([(one.document, one.block, one.block + 1) for one in self._best])
         if covers is None:
@@ -449,10 +448,10 @@ class Candidates:
         return covered(covers).diff(prepend=torch.zeros(1))
 
     def meant(self, settings: LookupSettings, *, parts: bool) -> list[Chosen]:
-        """Those that are meant, in the order of the text: that score nearly as high as the best
-        (settings.score_range), and of a question of several `parts` those that say a part of it
-        which no better one says. Those of the first kind are attended to the less, the lower they
-        score (settings.score_bias).
+        """The passages to read, in document order: those that score nearly as high as the best
+        (settings.score_range), with a bias that is lower for lower scores (settings.score_bias);
+        and, if the question has several `parts`, those that cover a part which no better one
+        covers.
         """
         best = torch.tensor([one.score for one in self._best])
         means = torch.ones(len(best), dtype=torch.bool)

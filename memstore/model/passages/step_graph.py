@@ -1,8 +1,8 @@
-"""One generated token of a session as a CUDA graph: the kernels of all layers are recorded once and
-launched together, where to launch them one by one takes a GPU longer than to run them.
+"""A decoding step of a session as a CUDA graph: the kernels of all layers are recorded once and
+launched together, because launching them one by one takes longer than running them.
 
-A graph runs with the tensors that it was recorded with. So a step of it writes keys and values at a
-position that stands in a tensor, and attends to all the room that there is, masked.
+A graph always uses the tensors that it was recorded with. So a recorded step writes keys and values
+at a position that a tensor holds, and attends to all allocated room, masked.
 """
 
 import logging
@@ -31,7 +31,7 @@ _unrecorded: WeakSet[PassageModel] = WeakSet()  # whose own code looks at what i
 
 
 class StepGraph:
-    """Tokens of one session, read by one thread."""
+    """The recorded step of one session, for one thread."""
 
     def __init__(self, reader: PassageModel, context: RepositionedAttention) -> None:
         self._reader, self._context = reader, context
@@ -40,8 +40,8 @@ class StepGraph:
         self._next = -1  # where the next token of this answer goes
 
     def read(self, token: int) -> Tensor | None:
-        """Read a token that was generated -> the state [hidden_size] behind it; None where it is to
-        be read kernel by kernel: nothing was read then.
+        """Read a generated token -> the state [hidden_size] after it; None, with nothing read, if
+        there is no graph for it: read it kernel by kernel then.
         """
         if self._reader in _unrecorded:
             return None
@@ -67,7 +67,7 @@ class StepGraph:
 
 
 class RecordedStep:
-    """A decoding step as a CUDA graph over the tensors that a context has now.
+    """A decoding step as a CUDA graph over the current tensors of a context.
 
     The first token runs without a graph, the second records one, and later tokens replay it. On a
     CPU no graph is recorded.
@@ -101,7 +101,7 @@ class RecordedStep:
         self._state = torch.empty(0)
 
     def fits(self) -> bool:
-        """Has the context still these tensors, and room for a token?"""
+        """Whether the context still has these tensors, and room for a token."""
         context = self._context
         layers = context.layers.values()
         return (
@@ -116,8 +116,8 @@ class RecordedStep:
 
     @torch.no_grad()
     def read(self, token: int) -> Tensor:
-        """Read a token -> the state [hidden_size] behind it. Raises RuntimeError where a step
-        cannot be recorded; then nothing was read.
+        """Read a token -> the state [hidden_size] after it. Raises RuntimeError if the step cannot
+        be recorded; then nothing was read.
         """
         context = self._context
         length = context.length
@@ -165,7 +165,7 @@ class RecordedStep:
         return graph
 
     def _attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As RepositionedAttention.attend, of one row, at a position that nobody looks at."""
+        """As RepositionedAttention.attend, for one row, at a position held on the device."""
         context, layer, dim = self._context, self._context.layers[layer_idx], q.shape[3]
         layer.plain.index_copy_(2, self._local, k)
         turned = self._reader.rotate(layer_idx, torch.cat((q, k), 1), self._positions)
@@ -184,7 +184,7 @@ class RecordedStep:
         return output[..., :dim]
 
     def _mask(self, window: int | None) -> Tensor:
-        """[1, room], added to the row's scores: -inf where it sees nothing."""
+        """[1, room], added to the row's scores: -inf for tokens that it does not see."""
         if window not in self._masks:
             hidden = self._grid > self._at
             if window is not None:
@@ -197,7 +197,7 @@ _recording = threading.local()
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """That this thread records on: one, since cuBLAS keeps a workspace for each."""
+    """The stream on which this thread records: one, because cuBLAS has a workspace for each."""
     streams: dict[torch.device, torch.cuda.Stream] = _recording.__dict__.setdefault("streams", {})
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)
@@ -205,7 +205,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _make_room(layer: LayerContext, context: RepositionedAttention) -> None:
-    """Have keys and values in tensors of their own, with room."""
+    """Copy keys and values into tensors of their own, with room."""
     room = -(-(layer.length + _ROOM) // WHOLE) * WHOLE
     if layer.k.shape[2] - layer.length < _ROOM or layer.k.shape[2] % WHOLE:
         layer.k, layer.v = (
