@@ -1,6 +1,6 @@
 """Replace the attention of a transformers model: the caller gets queries, keys and values without
-rotary positions, and returns the attention output. The model's rotary positions are applied by the
-caller (ModelRotary).
+rotary positions, applies the model's rotary positions (ModelRotary), and returns the attention
+output.
 
 An attached model computes the same as before unless a forward pass gets a `ForwardCache`: in that
 pass, RoPE is off and `ForwardCache.attend` computes the attention.
@@ -52,8 +52,8 @@ _IGNORED = {
 
 
 class ForwardCache(Cache):
-    """Carries the caller's attention into one forward pass as its cache argument, and how the pass
-    is computed; stores no KV: a cache without layers.
+    """The cache argument of a forward pass, which carries the caller's attention and says how to
+    compute the pass. It stores no keys and values: a cache without layers.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class ForwardCache(Cache):
         adapt: bool | Tensor = False,
         quantized: bool = False,
     ) -> None:
-        """attend, layers, enter: see ModelAdapter.hidden. adapt: do linear layers add their updates
-        (reading_adapter)? A tensor [.., T, 1] says it of each row. quantized: do they multiply by
-        quantized weights, where they have any?
+        """attend, layers, enter: see ModelAdapter.hidden. adapt: whether linear layers add the
+        updates of the reading adapter; a tensor [.., T, 1] decides for each row. quantized: whether
+        they multiply by quantized weights, if they have some.
         """
         super().__init__(layers=[])
         self.attend, self.stop, self.enter = attend, layers, enter
@@ -76,7 +76,7 @@ class ForwardCache(Cache):
         self.zero_rotation = False  # RoPE returns zeros, which shows the tensors it rotates
 
     def begin_layer(self, layer: int, states: Tensor) -> None:
-        """Called with the states that a layer begins with. Raises Stopped."""
+        """Called before a layer with the states that enter it. Raises Stopped."""
         if layer == self.stop:
             raise Stopped(states)
         if self.enter is not None:
@@ -89,7 +89,7 @@ class ForwardCache(Cache):
 
 
 class Stopped(Exception):
-    """Ends a forward pass before the layer ForwardCache.stop, which would begin with `states`."""
+    """Ends a forward pass before layer ForwardCache.stop; `states` are those that enter it."""
 
     def __init__(self, states: Tensor) -> None:
         super().__init__()
@@ -97,13 +97,13 @@ class Stopped(Exception):
 
 
 def current() -> ForwardCache | None:
-    """Of this thread's forward pass; None in one without."""
+    """The ForwardCache of this thread's forward pass, or None."""
     return getattr(_active, "cache", None)
 
 
 @contextmanager
 def active(cache: ForwardCache) -> Iterator[None]:
-    """Within this context, a layer called without its decoder computes with this cache."""
+    """Context in which a layer, called without its decoder, computes with this cache."""
     _active.cache = cache
     try:
         yield
@@ -253,7 +253,7 @@ def run_layers(decoder: nn.Module, ids: Tensor, cache: ForwardCache) -> Tensor:
 
 
 def cache_argument(model: nn.Module, cache: Cache) -> dict[str, Cache]:
-    """A cache as keyword argument of a model's forward; transformers 5.24 renamed the keyword."""
+    """A cache as the keyword argument of a model's forward; transformers 5.24 renamed it."""
     return {_cache_name(type(model).forward): cache}
 
 
@@ -274,12 +274,12 @@ def difference_beyond_rounding(found: Tensor, expected: Tensor, dtype: torch.dty
 
 
 class ModelRotary:
-    """Rotates queries and keys [.., T, D] of a layer as the model's own code does, attention
-    scaling included, by tables of its cosines and sines.
+    """Rotates queries and keys [.., T, D] of a layer exactly as the model's own code, attention
+    scaling included, with tables of its cosines and sines.
     """
 
     def __init__(self, decoder: nn.Module, config: Any, turned: Sequence[bool]) -> None:
-        """decoder: attached; turned: which layers have positions.
+        """decoder: attached; turned: for each layer, whether it has positions.
 
         Raises InvalidWeights for frequencies that change with the length.
         """
@@ -305,7 +305,7 @@ class ModelRotary:
         self._growing = threading.Lock()
 
     def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:
-        """x [.., T, D] to positions [T] (0 and above)."""
+        """Rotate x [.., T, D] to positions [T] (0 and above)."""
         if not self._turned[layer] or not x.numel():
             return x
         shape = x.shape
@@ -339,8 +339,8 @@ class ModelRotary:
         return found
 
     def _table(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's cosines and sines [1, n, d] of positions 0 .. n - 1, n >= reach; the sines
-        `_signed` where `_half_split` takes them.
+        """The model's cosines and sines [1, n, d] of positions 0 .. n - 1, n >= reach; sines are
+        `_signed` if `_half_split` uses them.
         """
         key = (kind, x.dtype, x.device)
         with self._growing:
@@ -357,8 +357,8 @@ class ModelRotary:
 
 
 def _half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """What most models' code computes, in half as many operations: x [1, H, T, D] by cosines and
-    `_signed` sines [1, T, D], dimension i together with i + D/2.
+    """The rotation of most models in half as many operations: x [1, H, T, D] by cosines and
+    `_signed` sines [1, T, D]; dimensions i and i + D/2 are a pair.
     """
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
 
@@ -370,7 +370,7 @@ def _signed(sin: Tensor) -> Tensor:
 
 
 def _is_half_split(apply: Callable[..., tuple[Tensor, Tensor]]) -> bool:
-    """Is that what a model's code computes?"""
+    """Whether a model's code computes the same as `_half_split`."""
     draw = torch.Generator().manual_seed(0)
     x, cos, sin = (torch.randn(1, 3, 5, 8, generator=draw) for _ in range(3))
     cos, sin = cos[:, 0], sin[:, 0]

@@ -1,5 +1,5 @@
-"""A Hugging Face decoder as a passage model: its own code computes, with the caller's attention. A
-forward pass over a short probe text finds its head sizes and how each layer attends.
+"""A Hugging Face decoder as a passage model: the model's own code runs with the caller's attention.
+A forward pass over a short probe text finds its head sizes and how each layer attends.
 """
 
 import json
@@ -40,7 +40,7 @@ _PROBE_TOKENS = 12
 
 class _WithoutCudnn:
     """Disables cuDNN attention while any thread is inside: torch has one setting for the process.
-    On Hopper torch prefers cuDNN, which plans 30 ms for every new shape, for an attention of
+    On Hopper torch prefers cuDNN, which takes 30 ms to plan each new shape, for an attention of
     0.03 ms; sequence lengths here are always new.
     """
 
@@ -66,7 +66,7 @@ _without_cudnn = _WithoutCudnn()
 
 
 class HuggingFacePassageModel(PassageAPI):
-    """The API of a transformers model that reads passages; the model itself does not change."""
+    """The API of a transformers model that reads passages; the model itself is not changed."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class HuggingFacePassageModel(PassageAPI):
         model's name, which its memories store. generating: the weights for generated tokens.
         kv_dtype: of stored keys and values.
 
-        Raises InvalidWeights for an architecture that cannot run with the caller's attention: a
-        short text must give the stock model's logits.
+        Raises InvalidWeights for an architecture that cannot run with the caller's attention: its
+        logits for a short text must equal the stock model's.
         """
         self.model = model.eval()
         self._config = config = model.config.get_text_config()
@@ -270,7 +270,7 @@ class HuggingFacePassageModel(PassageAPI):
         quantized: bool = False,
         adapt: bool | Tensor = False,
     ) -> Tensor:
-        """As ModelAdapter.hidden; adapt may also name tokens: [1, T, 1] of ones and zeros."""
+        """As ModelAdapter.hidden; adapt may also select tokens: [1, T, 1] of ones and zeros."""
         on_gpu = self.device.type != "cpu"
         few = quantized and ids.numel() <= MOST_ROWS and self._generating.ready()
         cache = ForwardCache(attend, layers=layers, enter=enter, adapt=adapt, quantized=few)

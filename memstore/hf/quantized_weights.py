@@ -1,8 +1,8 @@
-"""A decoder's linear layers a second time, in 8 or 4 bits, for the tokens that are generated: each
-reads every weight once, so that it costs what their bytes cost.
+"""Quantized copies, in 8 or 4 bits, of a decoder's linear layers, for generated tokens: each token
+reads every weight once, so its time is proportional to their bytes.
 
-What is ingested, and a question, go through the layers as they were loaded: many tokens share a
-weight there, and what is stored shall not depend on it. The products are what torch has for a CPU.
+Ingested text and questions use the weights as loaded: there many tokens share the reading of a
+weight, and stored data must not depend on quantization. The products are torch's for CPUs.
 """
 
 import threading
@@ -47,7 +47,7 @@ def multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Taken(NamedTuple):
-    """Which weights of its layers a forward pass takes."""
+    """The weights of its layers that a forward pass uses."""
 
     quantized: bool  # quantized ones, where there are any
     adapt: bool  # with low-rank updates,
@@ -63,7 +63,7 @@ class Beside:
 
     @classmethod
     def merged(cls, linear: Sequence[nn.Module]) -> "Beside":
-        """Of layers with updates, one after the other, with copies of their weights."""
+        """Merge the updates of several layers into copies of their weights, concatenated."""
         updates = [cast(LowRank, low_rank_of(one)) for one in linear]
         of = [update.merged(cast(Tensor, one.weight)) for one, update in zip(linear, updates)]
         return cls(torch.cat(of), None)
@@ -79,8 +79,8 @@ class Beside:
 
 @torch.no_grad()
 def quantized(weight: Tensor, weights: Weights) -> Multiply | None:
-    """The product with a weight [out_features, in_features] in so few bits; None where torch has
-    none for its shape.
+    """The product with a weight [out_features, in_features], quantized; None if torch has none for
+    its shape.
     """
     out, columns = weight.shape
     if columns % _GROUP:  # torch 2.13 reads beyond the end of such rows
@@ -94,18 +94,18 @@ def quantized(weight: Tensor, weights: Weights) -> Multiply | None:
 
 
 def has_fast_products() -> bool:
-    """Has torch products with quantized weights for this CPU that are faster than others?"""
+    """Whether torch's products with quantized weights are the faster ones on this CPU."""
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def stored_in_4_bits(weight: Tensor) -> bool:
-    """Do groups of 32 weights lie on grids of 16 levels, but for rounding to bfloat16?"""
+    """Whether groups of 32 weights lie on grids of 16 levels, up to rounding to bfloat16."""
     groups = weight[:: max(1, len(weight) // _SAMPLE)].float().unflatten(1, (-1, _GROUP))
     return bool(_fits(groups, *_on_grid(groups)).all())
 
 
 def _fits(groups: Tensor, codes: Tensor, scale: Tensor, low: Tensor) -> Tensor:
-    """Which groups [.., 32] are on these grids: bool [.., 1]."""
+    """Whether each of the groups [.., 32] lies on its grid: bool [.., 1]."""
     error = (codes * scale).add_(low).sub_(groups).abs_().amax(-1, keepdim=True)
     return error <= _EXACT * groups.abs().amax(-1, keepdim=True)
 
@@ -114,8 +114,8 @@ def _on_grid(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Codes 0 .. 15 of groups [.., 32], and scale and smallest value [.., 1]: code * scale +
     smallest.
 
-    Weights that were stored in 4 bits are found as they were: where the largest of a group is not
-    at the last of its 16 levels, at one of the others.
+    Weights that were stored in 4 bits get their stored codes: if the largest value of a group is
+    not at the last of the 16 levels, other levels are tried for it.
     """
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     smallest = torch.finfo(torch.float32).tiny  # of a group that is all alike
@@ -138,7 +138,7 @@ def _on_grid(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of the rows of joined weights."""
+    """Some rows of joined weights."""
 
     whole: Multiply
     start: int
@@ -150,7 +150,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Int4:
-    """In 4 bits, with a scale and a zero point of every 32 weights of a row."""
+    """4 bits, with a scale and a zero point for every 32 weights of a row."""
 
     codes: Tensor  # as torch packs them for this CPU
     grids: Tensor  # bfloat16 [in_features / 32, out_features, 2]
@@ -169,7 +169,7 @@ class _Int4:
 
     @property
     def joins(self) -> bool:
-        """Is every row where it would be behind others? They are packed in blocks of 64 or 32."""
+        """Whether the rows can follow others: they are packed in blocks of 64 or 32."""
         return len(self.codes) % 64 == 0
 
     @classmethod
@@ -183,7 +183,7 @@ class _Int4:
 
 @dataclass(frozen=True)
 class _Int8:
-    """In 8 bits, with a scale of every row."""
+    """8 bits, with a scale for every row."""
 
     codes: Tensor  # int8 [out_features, in_features]
     scales: Tensor  # bfloat16 [out_features]
@@ -213,8 +213,8 @@ MOST_ROWS = 8  # tokens of a step; more of them are multiplied faster by the wei
 
 
 def weights_named(name: str, device: torch.device) -> Weights:
-    """Which weights a model on a device generates with. Raises InvalidConfig for a name that is
-    none of Weights, and for int8 and int4 elsewhere than on a CPU.
+    """The weights with which a model on a device generates. Raises InvalidConfig for a name that is
+    not in Weights, and for int8 and int4 except on a CPU.
     """
     if name not in get_args(Weights):
         raise InvalidConfig(f"weights {name!r} are unknown; choose {', '.join(get_args(Weights))}")
@@ -224,10 +224,9 @@ def weights_named(name: str, device: torch.device) -> Weights:
 
 
 class QuantizedWeights:
-    """The linear layers of a decoder, in passes of a ForwardCache that says so, and its head
-    multiply by quantized weights, at most MOST_ROWS tokens at once. They are made when they are
-    first used: the head's for the first token, the layers' for the second. Products are computed in
-    bfloat16.
+    """Quantized weights for a decoder's linear layers, in passes whose ForwardCache says so, and
+    for its head, for at most MOST_ROWS tokens at once. They are made at first use: the head's for
+    the first token, the layers' for the second. Products are in bfloat16.
     """
 
     def __init__(self, layers: nn.Module, head: nn.Module, weights: Weights) -> None:
@@ -237,18 +236,18 @@ class QuantizedWeights:
         self._making, self._made = threading.Lock(), {"layers": False, "head": False}
 
     def ready(self) -> bool:
-        """Have the layers quantized weights? They are made now if so."""
+        """Whether the layers have quantized weights; makes them if they should have some."""
         return self._make("layers")
 
     def head(self, states: Tensor) -> Tensor:
-        """States [.., hidden_size] -> [.., vocabulary], by quantized weights for few of them."""
+        """States [.., hidden_size] -> [.., vocabulary], by quantized weights if they are few."""
         few = states.shape[:-1].numel() <= MOST_ROWS and self._make("head")
         if not few or self._few_head is None:
             return cast(Tensor, self._head(states))
         return multiply(self._few_head, states, cast(nn.Linear, self._head).bias)
 
     def _make(self, part: Literal["layers", "head"]) -> bool:
-        """Make the weights of a part, once; False where the model is not to have any."""
+        """Make the weights of a part, once; return False if the model should have none."""
         here = all(linear.weight.device.type == "cpu" for linear in self._linear[-1:])
         if self._weights == "full" or not self._linear or not here:
             return False
@@ -264,7 +263,7 @@ class QuantizedWeights:
 
 
 class _Linear(nn.Linear):
-    """A linear layer that has its weights a second time, for few rows."""
+    """A linear layer with a second, quantized copy of its weights for few rows."""
 
     few: Multiply
 
@@ -276,7 +275,7 @@ class _Linear(nn.Linear):
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """A linear layer, and nothing that is made of one, as an adapter beside it."""
+    """Whether a module is a linear layer, not a wrapper of one such as an adapter."""
     return type(module) in (nn.Linear, _Linear)
 
 
@@ -288,9 +287,7 @@ def _attach(linear: nn.Linear, multiply: Multiply | None) -> None:
 
 
 def products(layer: nn.Module, taken: Taken) -> dict[str, Multiply]:
-    """By the names of a module's weights, what multiplies by them: those of fewer bits, and those
-    with an adapter, beside them.
-    """
+    """By name of a module's weight, the product that replaces it: quantized or with an adapter."""
     found: dict[str, Multiply] = {}
     for name, part in layer.named_modules():
         few: Multiply | None = getattr(part, "few", None) if taken.quantized else None
@@ -304,9 +301,8 @@ def products(layer: nn.Module, taken: Taken) -> dict[str, Multiply]:
 
 
 def join(linear: Sequence[nn.Module], taken: Taken) -> Multiply | None:
-    """The product with the quantized or merged weights of several layers at once, one after the
-    other, with their adapters or without; None where they cannot be joined. The layers have their
-    quantized weights only there from then on.
+    """One product with the quantized or merged weights of several layers, concatenated; None if
+    they cannot be joined. From then on the layers have their quantized weights only there.
     """
     if taken.merged:
         return Beside.merged(linear)

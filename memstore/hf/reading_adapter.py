@@ -1,6 +1,6 @@
 """A reading adapter: LoRA weights (arXiv 2106.09685) with which a decoder reads passages that were
-encoded independently, switched on and off per forward pass and per row. Stored in peft's file
-format.
+encoded independently. It is switched on and off for each forward pass and row, and stored in peft's
+file format.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LowRank:
 
     def added(self, product: Tensor, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Add the update to product [.., out_features] of x [.., in_features]. rows: [.., 1], 1 for
-        rows that get the update and 0 for the others; None for all.
+        rows that get the update, else 0; None for all.
         """
         narrow = linear(x, self.a.to(x.dtype))
         if rows is not None:
@@ -49,7 +49,7 @@ class LowRank:
         return torch.addmm(whole, flat, self.b.T.to(x.dtype), alpha=self.scale).view(product.shape)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """A copy of the layer's weight with the update in it, rounded once to the same dtype."""
+        """A copy of the layer's weight plus the update, rounded once to the weight's dtype."""
         whole = torch.addmm(weight.float(), self.b.float(), self.a.float(), alpha=self.scale)
         return whole.to(weight.dtype)
 
@@ -61,9 +61,7 @@ class LowRank:
 
 
 def set_low_rank(layer: nn.Module, low_rank: LowRank) -> None:
-    """Give a linear layer an update, which it adds in passes of an adapting ForwardCache; it
-    replaces an earlier one.
-    """
+    """Set or replace a linear layer's update; it is added in passes whose ForwardCache adapts."""
     if low_rank_of(layer) is None:
         layer.register_forward_hook(_add)
     layer.__dict__["low_rank"] = low_rank  # not a module: it must not enter the model's state dict
@@ -85,7 +83,7 @@ def _add(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor |
 Kind = Literal["writer", "both"]
 """writer: the adapter encodes passages only; both: questions and answers use it as well."""
 UNKNOWN = "I don't know."
-"""The answer that training teaches where no passage answers."""
+"""The answer that training teaches for questions that no passage answers."""
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _KEY = "memstore.reading_adapter"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # peft's names
@@ -134,7 +132,7 @@ class ReadingAdapter:
     def untrained(
         cls, model: nn.Module, rank: int, seed: int = 0, kind: Kind = "both"
     ) -> ReadingAdapter:
-        """A new adapter of every linear layer but the head; B is zero, so it changes nothing."""
+        """A new adapter for all linear layers but the head; B is zero, so it changes nothing."""
         generator = torch.Generator().manual_seed(seed)
         pairs = {}
         for name, layer in _linear(model).items():
@@ -185,7 +183,7 @@ class ReadingAdapter:
     def load(cls, directory: Path, model: nn.Module) -> ReadingAdapter:
         """Load an adapter for this model.
 
-        Raises InvalidWeights for a missing, damaged or foreign adapter.
+        Raises InvalidWeights if it is missing, damaged or made for another model.
         """
         config, header = _read(directory)
         rank, alpha = config
@@ -240,7 +238,7 @@ def _fits(layer: nn.Linear, rank: int, a: Tensor, b: Tensor) -> bool:
 
 
 def _linear(model: Any) -> dict[str, nn.Linear]:
-    """The linear layers of a model but its head, by name."""
+    """The linear layers of a model except its head, by name."""
     head = model.get_output_embeddings()
     return {
         name: part
@@ -252,9 +250,10 @@ def _linear(model: Any) -> dict[str, nn.Linear]:
 def attach_adapter(
     model: nn.Module, adapter: ReadingAdapter, dtype: torch.dtype | None = None
 ) -> list[nn.Parameter]:
-    """Attach an adapter to a model, which uses it where a ForwardCache says so. dtype: of
-    parameters that are trained and replace the adapter's `pairs`; None to read with it in the dtype
-    of the weights. Returns these parameters, in the order of the layers' names.
+    """Attach an adapter to a model; the ForwardCache of a pass decides whether it is used.
+
+    dtype: makes the adapter's `pairs` trainable parameters of this dtype, and returns them, ordered
+    by layer name; None: the adapter is not trained, and has the dtype of the weights.
     """
     layers = _linear(model)
     parameters: list[nn.Parameter] = []

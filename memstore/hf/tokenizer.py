@@ -1,5 +1,5 @@
-"""A Hugging Face tokenizer that knows which characters its ids stand for, and a conversation as the
-model's chat template writes it.
+"""A Hugging Face tokenizer that knows the characters of its ids, and the conversation format of a
+model's chat template.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ class OffsetTokenizer(TokenText):
     """A TokenText over a transformers tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """tokenizer: a transformers tokenizer. Raises InvalidWeights for one that changes the text,
-        or whose tokens stand for unknown text.
+        """tokenizer: of transformers. Raises InvalidWeights if it changes the text, or if the text
+        of its tokens is unknown.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -57,7 +57,7 @@ class OffsetTokenizer(TokenText):
 
 
 def _plain(described: dict[str, Any]) -> dict[str, Any]:
-    """The description of a tokenizer that adds nothing to a text and truncates nothing."""
+    """A copy of a description whose tokenizer adds nothing to a text and truncates nothing."""
 
     def plain(part: Any) -> Any:
         if isinstance(part, list):
@@ -112,9 +112,9 @@ _QUESTIONS = ("Qfirst", "7", "(x", "é")  # texts that begin with different toke
 
 
 class Turns:
-    """The ids before, between and behind what is said (`prefix`, `between`, `behind`), and the text
-    that is cut together with a question (`lead`). Without a chat template a question is read as
-    typed, behind the tokenizer's own beginning; a template that cannot be used is reported.
+    """The ids before, between and after messages (`prefix`, `between`, `behind`), and the text that
+    is tokenised together with a question (`lead`). Without a chat template a question is read as
+    typed, after the tokenizer's BOS token; a template that cannot be used is logged.
     """
 
     def __init__(self, template: Any) -> None:
@@ -152,9 +152,9 @@ class Turns:
 
 
 def _parts(template: Any) -> tuple[str, str, str] | None:
-    """What a chat template writes before the first question, between an answer and the next
-    question, and behind a question. None for a template that cannot be rendered or taken apart:
-    why, and what the model reads instead, is logged.
+    """The texts of a chat template before the first question, between an answer and the next
+    question, and after a question. None for a template that cannot be rendered or taken apart; the
+    reason, and what the model reads instead, are logged.
     """
     said = [
         {"role": "user", "content": _FIRST},

@@ -1,9 +1,9 @@
-"""Tokens through a decoder's layers as flat graphs: what the modules of a layer compute for them,
-written down once, without modules, hooks, and the rotation that turns nothing in a pass of ours.
+"""Decode with flat graphs of a decoder's layers: the operations of a layer's modules, without the
+modules, their hooks, and the rotation (by zero when the caller computes attention).
 
-A decoder of 30 layers spends a third of a generated token between its operations, and on a GPU most
-of a question. Its own code is traced (torch.fx) with fake tensors; what depends on values, as a
-router's choice of experts, cannot be, and such a model goes through its modules.
+Python between operations takes a third of the time of a generated token in a decoder of 30 layers,
+and most of a question's on a GPU. torch.fx traces the model's own code with fake tensors. Code that
+depends on values, such as a router's choice of experts, cannot be traced; then the modules run.
 """
 
 import copy
@@ -36,7 +36,7 @@ _ROWS = 1009  # that a layer is traced with: no other size in it is the same
 
 
 def traced(function: Callable[..., Tensor], *args: Any) -> fx.GraphModule:
-    """The graph of a function, which gives one tensor; `compiled` makes a function of it."""
+    """Trace a function that returns one tensor; `compiled` makes its graph callable."""
     module = make_fx(function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(
         *args
     )
@@ -60,7 +60,7 @@ def compiled(module: fx.GraphModule) -> Callable[..., Tensor]:
 
 
 def _join_products(graph: fx.Graph, nodes: Sequence[fx.Node], rows: Sequence[int]) -> None:
-    """Replace products by slices of one product with a new last input; rows: of each slice."""
+    """Replace products by slices of one product with a new last input. rows: of each slice."""
     last = next(n for n in reversed(graph.nodes) if n.op == "placeholder")
     with graph.inserting_after(last):
         joined = graph.placeholder(f"joined_{nodes[0].name}")
@@ -73,7 +73,7 @@ def _join_products(graph: fx.Graph, nodes: Sequence[fx.Node], rows: Sequence[int
 
 
 def _fold(module: fx.GraphModule) -> None:
-    """Remove multiplications by ones and additions of zeros."""
+    """Remove multiplications by one and additions of zero."""
     known: dict[fx.Node, Tensor] = {}  # constants: the same in every call
     for node in list(module.graph.nodes):
         if node.op == "get_attr":
@@ -136,7 +136,7 @@ def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """How a decoder called one of its layers, and what came back."""
+    """The arguments with which a decoder called one of its layers, and the output."""
 
     states: Tensor
     others: tuple[Any, ...]
@@ -145,7 +145,7 @@ class Call:
 
 
 def called(decoder: nn.Module, ids: Tensor) -> list[Call]:
-    """How every layer is called for a token."""
+    """Run ids through a decoder, and return the call of every layer."""
     calls: list[Call] = []
     thread = threading.get_ident()
 
@@ -170,7 +170,7 @@ def layers_of(decoder: nn.Module) -> list[nn.Module]:
 
 
 def alike(layer: nn.Module, call: Call) -> object:
-    """Equal for layers that compute the same, with other weights."""
+    """A key that is equal for layers that compute the same with other weights."""
     plain = (int, float, bool, str, type(None))
     settings = [
         (name, type(part), attribute, value)
@@ -196,7 +196,7 @@ def _joined(layer: nn.Module, names: Iterable[str], taken: Taken) -> Multiply | 
 
 
 def _inputs(layer: nn.Module, together: Sequence[Sequence[str]], taken: Taken) -> list[Any]:
-    """What the graph of a layer takes of it."""
+    """The tensors and products of a layer that its graph takes as inputs."""
     joined = [_joined(layer, names, taken) for names in together]
     values, few = dict[str, Any](_values(layer)), dict[str, Any](products(layer, taken))
     if taken.merged:  # what is joined is not taken alone
@@ -207,8 +207,8 @@ def _inputs(layer: nn.Module, together: Sequence[Sequence[str]], taken: Taken) -
 def layer_graph(
     layer: nn.Module, call: Call, taken: Taken
 ) -> tuple[Callable[..., Tensor], list[list[str]]]:
-    """(attend, layer_idx, states, *inputs) -> states; and names of weights that are multiplied by
-    in one product.
+    """Trace a layer: (attend, layer_idx, states, *inputs) -> states; and the groups of names of
+    weights whose products are joined into one.
     """
     values, twin = _values(layer), _twin(layer)
     named = {
@@ -253,7 +253,7 @@ def layer_graph(
 
 
 def _of_any_rows(graph: fx.Graph) -> None:
-    """Put the number of the states' rows in the place of _ROWS."""
+    """Replace the constant _ROWS by the number of rows of the states."""
     *_, last = inputs = [node for node in graph.nodes if node.op == "placeholder"]
     with graph.inserting_after(last):
         rows = graph.call_method("size", (inputs[2], 0))
@@ -263,13 +263,13 @@ def _of_any_rows(graph: fx.Graph) -> None:
 
 
 def _has_norms(device: torch.device) -> bool:
-    """Has a device an RMS norm as one operation?"""
+    """Whether a device has RMS norm as one operation."""
     return device.type != "cpu"
 
 
 def _twin(layer: nn.Module) -> nn.Module:
-    """A copy of a layer's modules that shares its weights. Tracing puts fake tensors in their
-    place, which other threads, in the layer itself, must not meet.
+    """A copy of a layer's modules that shares its weights. Tracing replaces the copy's weights by
+    fake tensors, which other threads that run the layer must not see.
     """
     twin = copy.copy(layer)
     twin._parameters, twin._buffers = dict(layer._parameters), dict(layer._buffers)
@@ -278,7 +278,7 @@ def _twin(layer: nn.Module) -> nn.Module:
 
 
 def fuse_norms(layer: nn.Module) -> None:
-    """Make the RMS norms of a layer one operation each, which rounds once, not twice."""
+    """Make each RMS norm of a layer one operation, which rounds once instead of twice."""
     norms: list[Any] = [part for part in layer.modules() if _is_rms_norm(part)]
     for norm in norms:
         norm.forward = partial(_rms_norm, norm)
@@ -290,7 +290,7 @@ def _rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 
 def _is_rms_norm(part: Any) -> bool:
-    """Does a module compute what `_rms_norm` does?"""
+    """Whether a module computes the same as `_rms_norm`."""
     if "RMSNorm" not in type(part).__name__ or len(list(part.parameters())) != 1:
         return False
     weight = part.weight
@@ -300,7 +300,7 @@ def _is_rms_norm(part: Any) -> bool:
 
 
 class _TracedLayer(nn.Module):
-    """In the place of a layer: its graph."""
+    """Runs the graph of a layer in place of the layer."""
 
     def __init__(
         self,
@@ -310,12 +310,12 @@ class _TracedLayer(nn.Module):
         forward: Callable[..., Tensor],
         inputs: Sequence[Any],
     ) -> None:
-        """forward: the layer's graph; inputs: what it takes of the layer."""
+        """forward: the layer's graph; inputs: its last arguments, from `_inputs`."""
         super().__init__()
         self._of = (layer, number, call, forward, inputs)  # a tuple: no part of this module
 
     def forward(self, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
-        """States as they enter the layer -> what the layer returns."""
+        """States that enter the layer -> what the layer returns."""
         _, number, call, forward, inputs = self._of
         cache = next(one for one in (*args, *named.values()) if isinstance(one, ForwardCache))
         cache.begin_layer(number, hidden_states)
@@ -338,10 +338,10 @@ _COMPARED = 5  # tokens of a text by which its graphs are compared with the modu
 
 
 class TracedStep:
-    """Forward passes of one token of each of B rows, or of the tokens of one text.
+    """Forward passes over traced layers, of one token for each of B rows or the tokens of one text.
 
-    Where a quarter of a GPU's free memory holds copies of all weights that have an update, passes
-    with the adapter multiply by copies with the updates in them. The copies go with the graphs.
+    Passes with the adapter multiply by copies of the weights with the updates merged, if a quarter
+    of a GPU's free memory holds these copies. They are freed with the graphs.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
@@ -353,8 +353,8 @@ class TracedStep:
         self._traced: dict[object, tuple[LowRank | None, nn.Module | None]] = {}
 
     def __call__(self, ids: Tensor, cache: ForwardCache) -> Tensor | None:
-        """As run_layers, of ids [B, 1] or [1, T]; None where the model cannot be traced, or gives
-        something else then.
+        """As run_layers, for ids [B, 1] or [1, T]; None if the model cannot be traced, or its
+        graphs give other results.
         """
         update = low_rank_of(self._first) if cache.adapt else None
         key = ids.device, bool(cache.adapt), cache.quantized
@@ -367,7 +367,7 @@ class TracedStep:
 
 
 def _run(step: nn.Module, ids: Tensor, cache: ForwardCache) -> Tensor:
-    """As run_layers. The tokens of a text are rows, to all but the attention."""
+    """As run_layers. The tokens of a text are rows, except in attention."""
     if ids.shape[1] == 1:
         return run_layers(step, ids, cache)
     attend, enter = cache.attend, cache.enter
@@ -385,8 +385,8 @@ def _run(step: nn.Module, ids: Tensor, cache: ForwardCache) -> Tensor:
 def _traced(
     decoder: nn.Module, device: torch.device, adapt: bool, quantized: bool
 ) -> nn.Module | None:
-    """The decoder with traced layers; None where they cannot be traced or give something else than
-    the modules.
+    """The decoder with traced layers; None if they cannot be traced, or give other results than the
+    modules.
     """
     ids = torch.arange(1, 1 + _COMPARED, device=device)[None]
     try:
@@ -402,7 +402,7 @@ def _traced(
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Silence torch's log about operations that it cannot trace: the modules compute them then."""
+    """Silence torch's log of operations that it cannot trace: the modules then compute them."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -412,8 +412,8 @@ def _unlogged() -> Iterator[None]:
 
 
 def _can_merge(decoder: nn.Module, device: torch.device) -> bool:
-    """Does a quarter of a GPU's free memory hold copies of all weights that have an update? Updates
-    that are trained change, and are not merged.
+    """Whether a quarter of a GPU's free memory holds copies of all weights that have an update.
+    Updates in training are not merged, because they change.
     """
     updated = [one for one in decoder.modules() if low_rank_of(one) is not None]
     trained = any(cast(LowRank, low_rank_of(one)).a.requires_grad for one in updated)
@@ -422,7 +422,7 @@ def _can_merge(decoder: nn.Module, device: torch.device) -> bool:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Memory that a GPU has left; 0 of another device."""
+    """Free memory of a GPU; 0 for other devices."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
@@ -443,7 +443,7 @@ def _step_of(decoder: nn.Module, ids: Tensor, taken: Taken) -> nn.Module:
 
 
 def _same(decoder: nn.Module, step: nn.Module, ids: Tensor, taken: Taken) -> bool:
-    """Does a step give what the modules give, for an attention that shows every part of it?"""
+    """Whether a step and the modules give the same, with an attention that uses q, k and v."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group = q.shape[1] // k.shape[1]
