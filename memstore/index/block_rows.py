@@ -1,4 +1,4 @@
-"""Rows of a table by document and block, and the keys of one layer in such rows."""
+"""Numbers table rows by document and block, and stores one layer's keys in such rows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,9 +18,7 @@ Scope = Sequence[tuple[int, int, int]]
 
 
 Ranges = list[tuple[int, int]]
-"""(start, end) rows, in the order of a scope: the concatenation of these rows is the numbering of
-its candidates.
-"""
+"""(start, end) rows, in the order of a scope. Candidates are numbered along their concatenation."""
 
 ALL_BLOCKS = 1 << 62  # more than any document has: who trims that far drops them all
 _MOST = 64  # scopes that are remembered
@@ -36,12 +34,12 @@ class Run:
 
     @property
     def end_block(self) -> int:
-        """The block after the last."""
+        """The block after the last one."""
         return self.first_block + self.size
 
 
 class Rows:
-    """Rows 0 .. end of a table that only grows; what is dropped leaves a hole. Runs are in order of
+    """Rows 0 .. end of a table that only grows; dropped blocks leave holes. Runs are ordered by
     age.
     """
 
@@ -54,7 +52,7 @@ class Rows:
     def append(self, document: int, first_block: int, n: int) -> None:
         """Give the next n rows to blocks first_block .. of a document.
 
-        Raises InvalidInput if they do not follow the blocks it has.
+        Raises InvalidInput unless they follow the blocks that the document has.
         """
         runs = self.of(document)
         if runs and runs[-1].end_block != first_block:
@@ -73,7 +71,7 @@ class Rows:
         self.live += n
 
     def trim(self, document: int, first_block: int = ALL_BLOCKS) -> bool:
-        """Drop the document's blocks before first_block; were there any?"""
+        """Drop the document's blocks before first_block; return whether there were any."""
         before = self.live
         kept = []
         for run in self.of(document):
@@ -105,7 +103,7 @@ class Rows:
         return sorted(runs, key=lambda run: run[1].start)
 
     def ranges(self, scope: Scope) -> Ranges:
-        """The rows of a scope; neighbours are joined. Raises DocumentNotFound."""
+        """The rows of a scope; adjacent ranges are joined. Raises DocumentNotFound."""
         found: Ranges = []
         for document, first, end in scope:
             if end <= first:
@@ -124,7 +122,7 @@ class Rows:
         return found
 
     def numbers(self, scope: Scope) -> np.ndarray:
-        """The rows of a scope one by one, int64 [blocks]: `ranges` for many short runs. Raises
+        """The rows of a scope, int64 [blocks]: faster than `ranges` for many short runs. Raises
         DocumentNotFound.
         """
         asked = np.array(scope, np.int64).reshape(-1, 3)
@@ -143,7 +141,7 @@ class Rows:
         return np.repeat(shift, sizes) + np.arange(int(sizes.sum()))
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The documents and blocks, int64 [n] each, of rows [n] that some document has."""
+        """The documents and blocks, int64 [n] each, of rows [n] that are in use."""
         if self._by_row is None:
             runs = [(run.start, document, run.first_block) for document, run in self.all()]
             self._by_row = np.array(runs, np.int64).reshape(-1, 3)
@@ -153,7 +151,7 @@ class Rows:
 
 
 def not_held(document: int, first: int, end: int) -> DocumentNotFound:
-    """The error for a scope that names blocks that are not held."""
+    """The error for a scope with blocks that are not in the index."""
     return DocumentNotFound(
         f"document {document} has no blocks {first}..{end - 1}: it was forgotten or changed; look "
         "at the memory's documents again"
@@ -161,14 +159,14 @@ def not_held(document: int, first: int, end: int) -> DocumentNotFound:
 
 
 class Remembered:
-    """What was looked up for a scope, until `clear`."""
+    """A cache of results by scope, until `clear`."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[tuple[int, int, int], ...], Any] = {}
         self._latest: tuple[tuple[tuple[int, int, int], ...], Any] | None = None
 
     def get(self, scope: Scope, look: Callable[[], Any]) -> Any:
-        """look(), or what it returned for this scope before."""
+        """The cached result for this scope, else that of look()."""
         key = tuple(scope)
         # to hash a thousand documents takes as long as a search
         if self._latest is None or self._latest[0] != key:
@@ -180,13 +178,13 @@ class Remembered:
         return self._latest[1]
 
     def clear(self) -> None:
-        """Forget everything: rows have changed."""
+        """Forget all results, because rows have changed."""
         self._found.clear()
         self._latest = None
 
 
 def to_rows(candidates: Tensor, ranges: Ranges) -> Tensor:
-    """Positions in the concatenation of `ranges` (-1 = none) as rows of the table."""
+    """Convert positions in the concatenation of `ranges` (-1: none) to rows of the table."""
     shifts, ends, seen = [], [], 0
     for start, end in ranges:
         shifts.append(start - seen)
@@ -201,7 +199,7 @@ def to_rows(candidates: Tensor, ranges: Ranges) -> Tensor:
 
 @dataclass
 class Layer:
-    """One layer's keys in rows, and what was looked up in them since they last changed."""
+    """One layer's keys in rows, and lookups since their last change."""
 
     keys: Tensor  # (Hkv, capacity, D)
     rows: Rows = field(default_factory=Rows)
@@ -225,8 +223,8 @@ class Layer:
             self._move(self.rows.end, (self.rows.end + n) * 17 // 16 + 64, False)
 
     def _move(self, written: int, room: int, holes: bool) -> None:
-        """Move into new tensors, unnoticed by a thread that searches the old ones; with `holes`,
-        those are left out.
+        """Move the keys into new tensors, without holes if `holes`; a thread that searches the old
+        tensors is not disturbed.
         """
         old, rows = self.keys, self.rows
         n = rows.end - written
@@ -246,8 +244,8 @@ class Layer:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised tensor; on the CPU by way of NumPy, which asks for huge pages: their first
-    use is cheaper.
+    """An uninitialised tensor; on the CPU NumPy makes it, with huge pages, whose first use is
+    cheaper.
     """
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)

@@ -1,8 +1,8 @@
-"""FAISS's inverted lists of rounded vectors, searched by inner product, as arrays and back; and the
-files of an index, a header and arrays of bytes, with checksums, replaced whole.
+"""Convert FAISS's inverted lists of rounded vectors, searched by inner product, to arrays and back;
+and the files of an index: a header and arrays with checksums, replaced atomically.
 
-A file is a cache: it is read only if it is whole and of this kind, and deleting it loses nothing.
-FAISS is imported here alone, and only where it is used.
+A file is a cache: it is read only if it is complete and of the right kind, and deleting it loses
+nothing. FAISS is imported only here, at its first use.
 """
 
 import importlib.util
@@ -31,11 +31,11 @@ Pieces = list[bytes | memoryview]  # a file's content
 
 
 class Unusable(Exception):
-    """An index file that is damaged, of another kind, or of other keys; says which."""
+    """An index file that is damaged, of another kind, or of other keys; the message says which."""
 
 
 class Parts(msgspec.Struct):
-    """Fields of every header; each kind has more."""
+    """Fields that all headers have; each kind of file adds more."""
 
     lengths: list[Count]
     payload: bytes
@@ -46,8 +46,8 @@ H = TypeVar("H", bound=Parts)
 
 @contextmanager
 def understood(name: str) -> Iterator[None]:
-    """Turn any error about a file's content, in our code or in FAISS, into Unusable; InvalidInput
-    (FAISS is missing) stays.
+    """Context that turns any error about a file's content, in our code or in FAISS, into Unusable,
+    except InvalidInput (FAISS is missing).
     """
     try:
         yield
@@ -94,7 +94,7 @@ def write_file(path: Path, pieces: Pieces | None) -> int:
 
 
 def content_of(path: Path) -> np.ndarray:
-    """All bytes of a file, uint8, a mapped copy. Raises Unusable (it is empty, or no regular file),
+    """All bytes of a file, uint8, a mapped copy. Raises Unusable (empty, or not a regular file),
     FileNotFoundError, OSError.
     """
     try:
@@ -142,12 +142,12 @@ def faiss() -> Any:
 
 
 def has_faiss() -> bool:
-    """Is FAISS installed?"""
+    """Whether FAISS is installed."""
     return importlib.util.find_spec("faiss") is not None
 
 
 def empty_lists(codes: str, width: int, lists: int) -> Any:
-    """So many lists of vectors [width], untrained. codes: how FAISS's factory calls the codes."""
+    """`lists` untrained lists of vectors [width]; codes: their name in FAISS's factory."""
     library = faiss()
     index = library.index_factory(width, f"IVF{lists},{codes}", library.METRIC_INNER_PRODUCT)
     index.by_residual = True
@@ -169,9 +169,9 @@ def arrays_of(index: Any) -> list[np.ndarray]:
 
 
 def index_of(codes: str, width: int, parts: Iterator[np.ndarray]) -> tuple[Any, np.ndarray]:
-    """The lists whose arrays are the next parts, uint8 [n] each, and the ids in them; codes: as
-    `empty_lists` takes them. Raises ValueError where the arrays contradict each other, InvalidInput
-    where FAISS is missing.
+    """The lists whose arrays are the next parts, uint8 [n] each, and the ids in them; codes: as for
+    `empty_lists`. Raises ValueError if the arrays contradict each other, InvalidInput if FAISS is
+    missing.
     """
     centroids, codebook = floats(next(parts)), floats(next(parts))
     sizes, ids = (np.array(part).view("<u4") for part in islice(parts, 2))
@@ -193,8 +193,8 @@ def index_of(codes: str, width: int, parts: Iterator[np.ndarray]) -> tuple[Any, 
 
 
 def floats(part: np.ndarray) -> np.ndarray:
-    """The numbers float32 [n] of a part, copied: the file may be changed or removed, and a copy is
-    aligned. Raises ValueError unless all are finite.
+    """The numbers float32 [n] of a part, copied, because the file may be changed or removed, and
+    for alignment. Raises ValueError unless all are finite.
     """
     numbers = np.array(part).view("<f4")
     if not np.isfinite(numbers).all():
@@ -203,12 +203,12 @@ def floats(part: np.ndarray) -> np.ndarray:
 
 
 def _codebook(index: Any) -> Any:
-    """What the codes were trained to: a vector of FAISS."""
+    """The trained parameters of the codes: a vector of FAISS."""
     return index.sq.trained if hasattr(index, "sq") else index.pq.centroids
 
 
 def _code_bytes(lists: Any, size: int) -> int:
-    """The bytes of a list of `size` vectors; FastScan stores the codes of some together."""
+    """The bytes of the codes in a list of `size` vectors; FastScan pads them to whole groups."""
     if not hasattr(lists, "n_per_block"):
         return size * int(lists.code_size)
     return -(-size // lists.n_per_block) * int(lists.block_size)

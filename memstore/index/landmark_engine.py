@@ -1,12 +1,12 @@
-"""Approximate candidates among the landmark keys of one layer: an engine for each KV head, of
-FAISS's inverted lists with keys rounded to 8 bits, and how many lists a search must look at.
+"""Approximate search among the landmark keys of one layer: for each KV head, FAISS's inverted lists
+of keys rounded to 8 bits, and the number of lists that a search must probe.
 
 FAISS groups and rounds keys by their distance, which treats every direction alike. Attention's
 queries do not: they share a mean and differ along few directions, while the keys of a head share a
 mean that no query distinguishes. Since q.k = q.m + (C^-1/2 q).(C^1/2 (k - m)), keys may be centred
 on their mean m and scaled by the root of the queries' second moment C = E[q q^T] without changing
 any ranking; an error e of a key then costs E[(q.e)^2] = |C^1/2 e|^2, its plain squared length.
-docs/appendix/index.md has what that is worth.
+docs/appendix/index.md has the gain.
 """
 
 import threading
@@ -49,8 +49,8 @@ class QueryMetric:
 
     @classmethod
     def of(cls, keys: np.ndarray, queries: np.ndarray) -> "QueryMetric":
-        """For keys [n, D] and a sample of queries [m, D]; of few queries the metric is less sure,
-        and flatter.
+        """The metric for keys [n, D] and a sample of queries [m, D]; the fewer queries, the closer
+        it is to the plain metric.
         """
         dim = keys.shape[1]
         moment = np.eye(dim)
@@ -70,7 +70,7 @@ class QueryMetric:
 
 @dataclass
 class HeadEngine:
-    """The keys of one KV head, numbered 0, 1, .. in lists."""
+    """The keys of one KV head, numbered 0, 1, .., in inverted lists."""
 
     metric: QueryMetric
     index: Any  # FAISS's
@@ -80,10 +80,10 @@ class HeadEngine:
 
     @classmethod
     def build(cls, keys: np.ndarray, queries: np.ndarray, top_k: int) -> "HeadEngine":
-        """Train with half of the queries [m, D] and calibrate with the others; a few serve for
-        both. Without any it probes every list, since nothing says how few would do.
+        """Train with half of the queries [m, D] and calibrate with the others; a few queries serve
+        for both. Without queries all lists are probed.
 
-        keys: [n, D] float32. Raises InvalidInput where FAISS is missing.
+        keys: [n, D] float32. Raises InvalidInput if FAISS is missing.
         """
         train, tried = (queries[::2], queries[1::2]) if len(queries) >= 64 else (queries, queries)
         metric = QueryMetric.of(keys, train)
@@ -101,10 +101,10 @@ class HeadEngine:
         selector: Any = None,
         device: torch.device | None = None,
     ) -> np.ndarray:
-        """The numbers int64 [n, count] of candidates for queries [n, D], -1 where fewer were found.
+        """Numbers int64 [n, count] of the candidates for queries [n, D], -1 for missing ones.
 
-        selector: FAISS's, which rows are admitted (None: all); device: a GPU to search on, where
-        all rows are. Raises InvalidInput where FAISS sees no such GPU.
+        effort: lists to probe. selector: FAISS's, the rows to search (None: all). device: a GPU to
+        search on, always over all rows. Raises InvalidInput if FAISS does not see this GPU.
         """
         moved = np.ascontiguousarray(queries @ self.metric.of_queries, dtype=np.float32)
         library, probed = faiss(), min(effort, int(self.index.nlist))
@@ -120,7 +120,7 @@ class HeadEngine:
             return found
 
     def _calibrate(self, keys: np.ndarray, queries: np.ndarray, top_k: int) -> None:
-        """Choose the least effort that finds RECALL of the true top_k, or the most."""
+        """Choose the least effort that finds RECALL of the true top_k, or the greatest effort."""
         scores = torch.from_numpy(queries) @ torch.from_numpy(keys).T  # (m, n)
         best = scores.topk(top_k, -1).indices
         lists = int(self.index.nlist)
@@ -136,8 +136,8 @@ class HeadEngine:
 
 
 def _trained(keys: np.ndarray) -> Any:
-    """Lists of keys in their metric. A list holds what is near its centroid; lists are searched by
-    the centroid's product with a query.
+    """Train and fill lists of keys in their metric. Keys are assigned to the nearest centroid; a
+    query probes the lists whose centroids have the greatest product with it.
     """
     library, (n, dim) = faiss(), keys.shape
     lists = max(1, min(int(_LISTS * n**0.5), n // _A_LIST))
@@ -177,7 +177,7 @@ def _on_gpu(index: Any, device: int) -> Any:
 
 @dataclass(frozen=True)
 class Cover:
-    """A scope, divided into what an engine holds and the rest."""
+    """A scope, divided into the rows that an engine holds and the rest."""
 
     held: int  # rows of the engine in it
     shift: np.ndarray  # int64 [documents of the engine]: candidate minus row
@@ -197,8 +197,8 @@ class Header(Parts):
 
 @dataclass
 class Engine:
-    """The engines of one layer, one a KV head, over the same rows: the blocks of whole documents,
-    one document after the other.
+    """The engines of one layer, one for each KV head, over the same rows: the blocks of whole
+    documents, one document after the other.
     """
 
     heads: list[HeadEngine]
@@ -214,26 +214,26 @@ class Engine:
 
     @property
     def size(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return int(self.blocks.sum())
 
     @property
     def live(self) -> int:
-        """Rows of documents that are unchanged."""
+        """Number of rows of unchanged documents."""
         return int(self.blocks[[*self.documents.values()]].sum())
 
     @property
     def bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate main memory of the lists."""
         return sum(self.size * (int(head.index.d) + 8) for head in self.heads)
 
     def drop(self, document: int) -> None:
-        """A document is gone, or has changed."""
+        """Forget a document that was deleted or changed."""
         if self.documents.pop(document, None) is not None:
             self.scopes.clear()
 
     def cover(self, scope: Scope) -> Cover:
-        """What the engine holds of a scope: documents whole."""
+        """Divide a scope: the engine covers a document only if the scope has all of its blocks."""
         shift, inside = np.zeros(len(self.blocks), np.int64), np.zeros(self.size, bool)
         rest, rest_candidates, at = [], [], 0
         for document, first, end in scope:
@@ -259,8 +259,8 @@ class Engine:
         open_rows: np.ndarray | None,
         device: torch.device | None,
     ) -> np.ndarray:
-        """Candidates int64 [H, T, RESCORED * top_k] of the scope that `cover` is of, for q float32
-        [H, T, D], -1 where there is none or the row is closed.
+        """Candidates int64 [H, T, RESCORED * top_k] of the scope of `cover`, for q float32 [H, T,
+        D]; -1 for missing ones and for rows that are not in open_rows.
         """
         count = RESCORED * top_k
         wider = max(1.0, top_k / self.top_k) * self.size / cover.held
@@ -279,7 +279,7 @@ class Engine:
     # Files
 
     def to_parts(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """The header and the arrays of a file."""
+        """The header and the arrays of the engine's file."""
         header = {
             "documents": self.stored,
             "top_k": self.top_k,
@@ -296,8 +296,9 @@ class Engine:
     def of_parts(
         cls, header: Header, parts: Sequence[np.ndarray], num_kv_heads: int, dim: int
     ) -> "Engine":
-        """The inverse; no document counts as unchanged yet. Raises ValueError and what FAISS raises
-        for parts that are not of an engine of `num_kv_heads` heads of `dim` numbers.
+        """Read what `to_parts` returned; no document counts as unchanged yet. Raises ValueError,
+        and what FAISS raises, for parts of anything but an engine of `num_kv_heads` heads of `dim`
+        numbers.
         """
         rest, heads = iter(parts), list[HeadEngine]()
         rows = sum(blocks for _, blocks, _ in header.documents)

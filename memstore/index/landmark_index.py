@@ -1,9 +1,9 @@
 """The landmark index: all landmark keys of a layer in one tensor, searched exactly by one product
-for all KV heads, or by engines of FAISS that propose candidates, whose exact scores the keys give.
+for all KV heads, or by FAISS engines that propose candidates, which the keys then score exactly.
 
-An engine may miss a block and never misjudges one. Keys that were added since it was built are
-searched exactly. Engines are stored in a directory, a file a layer; a file is a cache, used for
-those of its documents that are unchanged, and deleting it loses nothing.
+An engine may miss a block, but every score is exact. Keys that were added after an engine was built
+are searched exactly. Engines are stored in a directory, a file for each layer; a file is a cache,
+used for its unchanged documents, and deleting it loses nothing.
 """
 
 import logging
@@ -47,8 +47,8 @@ _log = logging.getLogger("memstore")
 class LandmarkIndex:
     """Landmark keys of many documents, one namespace a layer. Safe for several threads.
 
-    `build` makes an engine a layer; until then, for small scopes, and where every candidate counts
-    (return_lse), the search is exact.
+    `build` makes an engine for each layer. Without engines, for small scopes, and if every
+    candidate counts (return_lse), the search is exact.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class LandmarkIndex:
     ) -> None:
         """An empty index of keys [.., num_kv_heads, head_dim], held in `dtype` on `device`.
 
-        kind: "packed": no engines; "auto": large scopes by engines, once they are built. directory:
-        of the engines' files; None for a memory without. Raises InvalidInput for an unknown kind.
+        kind: "packed": no engines; "auto": engines for large scopes, once built. directory: of the
+        engines' files; None for a memory without. Raises InvalidInput for an unknown kind.
         """
         if kind not in INDEX_KINDS:
             raise InvalidInput(f"unknown index {kind!r}: choose one of {', '.join(INDEX_KINDS)}")
@@ -95,12 +95,12 @@ class LandmarkIndex:
             packed.scopes.clear()
 
     def reserve(self, layer: int, keys: int) -> None:
-        """Make room for that many more keys, so that adding them in pieces moves nothing."""
+        """Make room for `keys` more keys, so that adding them in pieces does not move any."""
         with self._lock:
             self._layers.setdefault(layer, self._empty()).reserve(keys)
 
     def remove(self, document: int) -> None:
-        """Drop every key of a document; an unknown one is no error."""
+        """Drop every key of a document; an unknown document is ignored."""
         self.trim(document, ALL_BLOCKS)
 
     def trim(self, document: int, first_block: int, layer: int | None = None) -> None:
@@ -116,13 +116,13 @@ class LandmarkIndex:
 
     @property
     def bytes(self) -> int:
-        """Memory held for keys and for what is built over them."""
+        """Memory of keys and engines."""
         with self._lock:
             engines = sum(engine.bytes for engine in self.built.values() if engine is not None)
             return engines + sum(packed.keys.nbytes for packed in self._layers.values())
 
     def describe(self) -> dict[str, Any]:
-        """What searches, as plain values."""
+        """The kind and the engines of the index, as plain values."""
         with self._lock:
             found: dict[str, Any] = {
                 "kind": self.kind,
@@ -154,17 +154,16 @@ class LandmarkIndex:
         open_rows: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Hits:
-        """The top_k blocks of the scope for each row of q [H, T, D] (rotated and scaled); of equals
-        the newer first.
+        """The top_k blocks of the scope for each row of q [H, T, D] (rotated and scaled); of equal
+        scores the newer first.
 
-        The scores are exact whatever the engine; an approximate one may miss a block, never
-        misjudge it. With return_lse the whole search is exact, since a denominator needs every
-        candidate.
+        Scores are exact with every engine; an approximate engine may miss a block. With return_lse
+        the whole search is exact, because a denominator needs every candidate.
 
-        open_rows: [H, T] bool, the rows that are searched (None = all); the others may find nothing
-        and are not counted. bias: [candidates of the scope] float32, added to their scores. Raises
-        DocumentNotFound if the scope names blocks that are not held, InvalidInput for queries of
-        another shape than the keys or top_k < 1.
+        open_rows: [H, T] bool, the rows to search (None: all); results of other rows are undefined,
+        and they are not counted. bias: [candidates of the scope] float32, added to their scores.
+        Raises DocumentNotFound if the scope has blocks that the index lacks, InvalidInput for
+        queries of another shape than the keys or top_k < 1.
         """
         q = self._checked(q, top_k)
         with self._lock:
@@ -197,7 +196,7 @@ class LandmarkIndex:
         return Hits(scores.to(q.device), candidates.to(q.device), None)
 
     def _count(self, q: Tensor, open_rows: Tensor | None) -> list[int] | None:
-        """Count a search and its rows; return the KV heads that have any (None = all)."""
+        """Count a search and its rows; return the KV heads that have open rows (None: all)."""
         self.searches += 1
         if open_rows is None:
             self.rows += q.shape[0] * q.shape[1]
@@ -209,9 +208,7 @@ class LandmarkIndex:
     def _covering(
         self, layer: int, scope: Scope, bias: Tensor | None
     ) -> tuple[Engine, Cover] | None:
-        """The engine of a layer, and what it holds of a scope; None where the search is to be
-        exact.
-        """
+        """The engine of a layer and what it covers of a scope; None if the search must be exact."""
         if self.kind == "packed":
             return None
         self.open(layer)
@@ -232,7 +229,7 @@ class LandmarkIndex:
         return engine, cover
 
     def keys(self, layer: int, scope: Scope) -> Tensor:
-        """Keys [Hkv, N, D] of the N candidates of a scope; do not write to it."""
+        """Keys [Hkv, N, D] of the N candidates of a scope, read-only."""
         packed, ranges = self._resolve(layer, scope)
         if len(ranges) == 1:
             return packed.keys[:, ranges[0][0] : ranges[0][1]]
@@ -241,14 +238,14 @@ class LandmarkIndex:
         )
 
     def gather(self, layer: int, scope: Scope, candidates: Tensor) -> Tensor:
-        """Keys [H, ..., D] of candidates [H, ...] (-1 gives some key), each query head from its KV
-        head.
+        """Keys [H, ..., D] of candidates [H, ...], each query head from its KV head; -1 gives an
+        arbitrary key.
         """
         packed, ranges = self._resolve(layer, scope)
         return gather(packed.keys, ranges, candidates.to(self.device)).to(candidates.device)
 
     def _checked(self, q: Tensor, top_k: int) -> Tensor:
-        """The queries, in float32 at least, so that scores are of the keys as they are held."""
+        """The queries, in float32 or wider, so that scores are those of the keys as held."""
         num_kv_heads, head_dim = self._shape
         if q.dim() != 3 or q.shape[0] % num_kv_heads or q.shape[2] != head_dim:
             raise InvalidInput(
@@ -266,8 +263,8 @@ class LandmarkIndex:
         return Layer(keys)
 
     def _resolve(self, layer: int, scope: Scope) -> tuple[Layer, Ranges]:
-        """The layer's keys as they are now and the scope's rows in them; rows only ever move into
-        new tensors.
+        """The layer's current keys, and the rows of the scope in them; rows only move into new
+        tensors.
         """
         with self._lock:
             packed = self._layers.get(layer) or self._empty()
@@ -278,7 +275,7 @@ class LandmarkIndex:
 
     @contextmanager
     def sampled(self, layers: Sequence[int]) -> Iterator[None]:
-        """Sample the queries of the searches in the block, all of them exact, for `build`."""
+        """Context in which all searches are exact and their queries are sampled, for `build`."""
         with self._lock:
             self.built = dict.fromkeys(layers)
             self.samples, self._sampling = {}, True
@@ -288,7 +285,7 @@ class LandmarkIndex:
             self._sampling = False
 
     def _sample(self, layer: int, q: Tensor, opened: Tensor | None) -> None:
-        """Keep some of a search's queries."""
+        """Store some of a search's queries."""
         heads = self._shape[0]
         rows = None if opened is None else opened.unflatten(0, (heads, -1))
         for head, queries in enumerate(q.detach().unflatten(0, (heads, -1))):
@@ -298,11 +295,11 @@ class LandmarkIndex:
                 kept.append(some.clone())
 
     def build(self, layers: Sequence[int], top_k: int = 4, progress: Any = None) -> dict[str, Any]:
-        """Rebuild the engines of layers over all documents, for the queries that `sampled` kept,
-        and store them; return their description.
+        """Rebuild and store the engines of layers over all documents, for the queries that
+        `sampled` stored; return their description.
 
-        top_k: the blocks wanted of a search, for which the effort is calibrated. progress: called
-        with (layers done, layers). Raises InvalidInput where FAISS is missing, StorageFull,
+        top_k: blocks that a search returns, for which the effort is calibrated. progress: called
+        with (layers done, layers). Raises InvalidInput if FAISS is missing, StorageFull,
         ReadOnlyMemory.
         """
         report: Callable[[int, int], None] = progress or (lambda done, every: None)
@@ -317,7 +314,7 @@ class LandmarkIndex:
         return self.describe()
 
     def _train(self, layer: int, top_k: int) -> Engine | None:
-        """Make the engine over a layer's documents; None where they are few."""
+        """Build the engine of a layer's documents; None for few documents."""
         with self._lock:
             sizes = self._documents(layer)
             if sum(sizes.values()) < LEAST:
@@ -340,7 +337,7 @@ class LandmarkIndex:
             return engine
 
     def _documents(self, layer: int) -> dict[int, int]:
-        """The blocks of the documents (not of sessions) that a layer holds from the first on."""
+        """The number of blocks of each document (no session) whose first block the layer holds."""
         packed = self._layers.get(layer)
         spans = {} if packed is None else packed.rows.spans()
         return {n: end for n, (first, end) in sorted(spans.items()) if n > 0 and first == 0}
@@ -348,8 +345,8 @@ class LandmarkIndex:
     # Files
 
     def open(self, layer: int) -> None:
-        """Take a layer's engine from its file, the first time; without one that can be read the
-        search is exact.
+        """Read a layer's engine from its file, once; if the file cannot be read, the search is
+        exact.
         """
         with self._lock:
             if layer in self.built:
@@ -368,8 +365,8 @@ class LandmarkIndex:
                 )
 
     def due(self, layers: Sequence[int]) -> bool:
-        """Is it time to build: are there many landmarks of which an engine holds less than 3/4, or
-        an engine of which less than half is left?
+        """Whether to build: a layer has many landmarks, and its engine covers less than 3/4 of
+        them, or less than half of the engine is still valid.
         """
         for layer in layers if has_faiss() else ():
             with self._lock:
@@ -381,7 +378,7 @@ class LandmarkIndex:
         return False
 
     def drop(self) -> None:
-        """Hold no engine and no queries; the next search reads the files again."""
+        """Drop engines and queries; the next search reads the files again."""
         with self._lock:
             self.built, self.samples = {}, {}
 
@@ -390,8 +387,8 @@ class LandmarkIndex:
         return self.directory / f"layer-{layer}.idx"
 
     def _read(self, layer: int) -> Engine:
-        """A layer's engine, for those documents that are unchanged. Raises Unusable,
-        FileNotFoundError, OSError.
+        """A layer's engine, for its unchanged documents. Raises Unusable, FileNotFoundError,
+        OSError.
         """
         path = self._file(layer)
         header, parts = decode_file(path.name, content_of(path), Header)
@@ -407,7 +404,7 @@ class LandmarkIndex:
 
 
 def gather(keys: Tensor, ranges: Ranges, candidates: Tensor) -> Tensor:
-    """Keys [H, ..., D] of candidates [H, ...] from keys [Hkv, N, D]; -1 gives some key."""
+    """Keys [H, ..., D] of candidates [H, ...] from keys [Hkv, N, D]; -1 gives an arbitrary key."""
     if not ranges:
         return keys.new_zeros(*candidates.shape, keys.shape[-1])
     rows = to_rows(candidates, ranges).clamp_min(0)
@@ -424,8 +421,8 @@ def _fingerprint(keys: Tensor) -> bytes:
 def _best(
     q: Tensor, keys: Tensor, ranges: Ranges, candidates: Tensor, top_k: int, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The top_k of candidates [H, T, C] (-1 = none, in any order, C >= top_k) by exact scores; of
-    equals the newer first. Returns scores [H, T, top_k] float32 (NEG: none) and candidates.
+    """The top_k of candidates [H, T, C] (-1: none, in any order, C >= top_k) by exact scores; of
+    equal scores the newer first. Returns scores [H, T, top_k] float32 (NEG: none) and candidates.
     """
     exact = torch.promote_types(keys.dtype, torch.float32)
     chosen = gather(keys, ranges, candidates).to(exact)  # (H, T, C, D)

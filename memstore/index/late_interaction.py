@@ -1,7 +1,7 @@
-"""Late interaction: how near the nearest token of every block comes to each row of a question.
+"""Late interaction: the greatest product of each row of a question with the tokens of every block.
 
-A token landmark is a vector a token. A selector asks for the exact maxima of products
-over the tokens of blocks, which are computed over pieces that fit in a processor's cache.
+Each token has a landmark vector. The exact maxima over the tokens of blocks are computed in pieces
+that fit in a processor's cache.
 """
 
 import threading
@@ -19,12 +19,12 @@ _PIECE = 1 << 18  # numbers of a piece, a megabyte in float32
 
 
 class TokenIndex:
-    """Token landmarks of many documents, block by block in one array; a block has as many tokens
-    as it was added with. Safe for several threads.
+    """Token landmarks of many documents, block by block in one array; blocks have any number of
+    tokens. Safe for several threads.
     """
 
     def __init__(self, width: int) -> None:
-        """An empty index of landmarks of so many numbers."""
+        """An empty index of landmarks of `width` numbers."""
         self.width = width
         self._lock = threading.RLock()
         self._tokens = Layer(torch.empty(1, 0, width, dtype=torch.int8))  # a row a token
@@ -32,8 +32,8 @@ class TokenIndex:
         self._ends: dict[int, np.ndarray] = {}
 
     def add(self, document: int, landmarks: Tensor, lengths: Sequence[int] | np.ndarray) -> None:
-        """Put a document's landmarks int8 [tokens, width], of blocks of so many tokens each, in the
-        place of those that are held.
+        """Set or replace a document's landmarks int8 [tokens, width]; lengths: tokens of each
+        block.
         """
         with self._lock:
             self.remove(document)
@@ -41,12 +41,12 @@ class TokenIndex:
             self._ends[document] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
     def reserve(self, tokens: int) -> None:
-        """Make room for that many more tokens, so that adding them in pieces moves nothing."""
+        """Make room for `tokens` more tokens, so that adding them in pieces does not move any."""
         with self._lock:
             self._tokens.reserve(tokens)
 
     def remove(self, document: int) -> None:
-        """Drop a document's landmarks; an unknown one is no error."""
+        """Drop a document's landmarks; an unknown document is ignored."""
         with self._lock:
             self._ends.pop(document, None)
             self._tokens.rows.trim(document)
@@ -54,14 +54,14 @@ class TokenIndex:
 
     @property
     def bytes(self) -> int:
-        """Memory held for landmarks."""
+        """Memory of the landmarks."""
         return self._tokens.keys.nbytes
 
     def maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """The greatest product of each row with the landmarks of each block, [R, blocks of the
-        scope] float32; a landmark counts as the unit vector that it stands for.
+        scope] float32; a landmark counts as the unit vector that it encodes.
 
-        q: [R, width] float32. Raises DocumentNotFound if the scope names blocks that are not held.
+        q: [R, width] float32. Raises DocumentNotFound if the scope has blocks that the index lacks.
         """
         with self._lock:
             ranges, ends = self._tokens.scopes.get(scope, lambda: self._look(scope))
@@ -84,7 +84,7 @@ class TokenIndex:
         return torch.from_numpy(out)
 
     def _look(self, scope: Scope) -> tuple[Ranges, np.ndarray]:
-        """The rows of a scope, and its tokens before each block and in all, int64 [blocks + 1]."""
+        """The rows of a scope, and the tokens before each of its blocks, int64 [blocks + 1]."""
         runs, lengths = [], [np.zeros(1, np.int64)]
         for document, first, end in scope:
             ends = self._ends.get(document, lengths[0])

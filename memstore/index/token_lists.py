@@ -1,11 +1,11 @@
-"""The first of two stages of a search over very many token landmarks: inverted lists of rounded
-landmarks propose the passages that are worth an exact score; and the file that holds them.
+"""The first stage of a search over very many token landmarks: inverted lists of rounded landmarks
+propose passages for exact scoring; and the file that holds the lists.
 
-A question's score of a passage is a sum over its tokens, weighted, of the greatest product with the
-passage's landmarks, and few of its tokens weigh anything. Each of these searches the lists nearest
-to it. A product above a bound counts; a passage without one counts as much as passages below the
-bound do on average, by a sample (lists and residuals: PLAID, arXiv 2205.09707; imputed products:
-XTR, arXiv 2304.01982; codes of 4 bits that are summed in registers: FAISS's FastScan).
+The score of a passage is a weighted sum over the question's tokens, each with its greatest product
+with the passage's landmarks. Few tokens have much weight; each of these searches its nearest lists.
+A product above a bound counts; a passage without one gets the mean of the products below the bound,
+estimated from a sample (lists and residuals: PLAID, arXiv 2205.09707; imputed products: XTR, arXiv
+2304.01982; codes of 4 bits that are summed in registers: FAISS's FastScan).
 """
 
 from collections.abc import Callable, Iterable
@@ -57,7 +57,7 @@ _KINDS = "<u8", "<u8", "<u2", "<f4", "<u2", "i1"
 
 
 class Covered(NamedTuple):
-    """A document in lists, as it was when they were made: its blocks are consecutive passages."""
+    """A document in lists, as of their building: its blocks are consecutive passages."""
 
     name: Annotated[str, Meta(max_length=4096)]
     blocks: Block
@@ -65,7 +65,7 @@ class Covered(NamedTuple):
 
     @classmethod
     def of(cls, row: Document) -> "Covered":
-        """A document as it is now; the value changes whenever the document's text changes."""
+        """The current state of a document; the value changes whenever its text changes."""
         return cls(row.name, row.blocks, xxh3_64_digest(row.write))
 
 
@@ -81,8 +81,8 @@ class _Header(Parts):
 
 @dataclass
 class PassageLists:
-    """Lists of the token landmarks of passages 0, 1, .., in the order in which they were added.
-    Safe for several threads.
+    """Inverted lists of the token landmarks of passages, which are numbered 0, 1, .. in the order
+    of their addition. Safe for several threads.
     """
 
     index: Any  # FAISS's, whose ids are passages
@@ -100,7 +100,7 @@ class PassageLists:
 
     @property
     def bytes(self) -> int:
-        """Main memory that they take, without words."""
+        """Main memory of the lists, without words."""
         held = self.index.ntotal * (CODE + 8) + 2 * self.lengths.nbytes + self.digests.nbytes
         return int(held + self._near.nbytes + self.sample.nbytes)
 
@@ -112,13 +112,14 @@ class PassageLists:
         inside: np.ndarray,
         added: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> tuple[np.ndarray, tuple[float, float]] | None:
-        """The passages that are probably best, int64 [n], ascending: so many at least, where lists
-        hold them, and at most; mean and standard deviation of the scores of all, by the sample.
+        """Passages that are probably the best, int64 [n], ascending; and mean and standard
+        deviation of the scores of all, estimated from the sample. None if the sample has too few
+        passages, or too many tokens have equal weights.
 
-        q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1; inside:
-        bool [passages], which may be proposed. added: passages int64 [n], each once, and what is
-        added to their scores, float32 [n], in standard deviations of all scores. None where too few
-        passages are in the sample, or too many tokens weigh alike.
+        q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1. most:
+        (least, greatest) number of passages to propose. inside: bool [passages], those that may be
+        proposed. added: passages int64 [n], each once, and what is added to their scores, float32
+        [n], in standard deviations of all scores.
         """
         lengths, in_scope = self.lengths[:: self.stride], inside[:: self.stride]
         heaviest = np.argsort(-weights)
@@ -162,7 +163,7 @@ class PassageLists:
 
 
 def _best(total: np.ndarray, most: tuple[int, int], within: float) -> np.ndarray:
-    """Rows of the greatest of totals [rows], so many at least and at most: those not further than
+    """Rows of the greatest of totals [rows], between the two numbers of `most`: those at most
     `within` below the eighth, without rows of total 0.
     """
     least, greatest = most
@@ -224,10 +225,10 @@ def build(
     spec: IndexSpec,
     report: Callable[[int, int], None] = lambda done, tokens: None,
 ) -> PassageLists | None:
-    """Lists of documents, which are read twice; None where too few are left of them.
+    """Build lists of documents, which are read twice; None if too few documents remain.
 
     blocks, tokens: of all documents; spec: of the selector; report: called with (tokens done,
-    tokens). Raises InvalidInput where FAISS is missing.
+    tokens). Raises InvalidInput if FAISS is missing.
     """
     lists = min(1 << int(np.log2(max(1, tokens)) / 2), max(1, tokens // TRAINED))
     step, stride = max(1, tokens // (TRAINED * lists)), max(1, blocks // SAMPLED)

@@ -1,6 +1,6 @@
-"""Which blocks hold the words of a question: BM25 over the blocks of a scope.
+"""Find the blocks that contain the words of a question: BM25 over the blocks of a scope.
 
-Its own and not bm25s, which weighs a fixed corpus once: here documents come and go, and how rare a
+bm25s is not used: it weighs a fixed corpus once, but here documents come and go, and how rare a
 word is depends on the scope.
 """
 
@@ -29,9 +29,9 @@ _CODE = 3.0  # how much a word with a digit counts of a question
 
 
 def split_words(text: str) -> list[int]:
-    """The words of a text in their order, as 32-bit hashes: runs of letters and digits of any
-    script, without case and accents. A word of more than five letters is followed by its first
-    five, which most of its forms share ("refund", "refunded").
+    """The words of a text, in order, as 32-bit hashes: runs of letters and digits of any script,
+    without case and accents. A word of more than five letters is followed by its first five, which
+    most of its forms share ("refund", "refunded").
 
     Text and question must be split alike. Compatible forms of a character count as one (NFKD).
     """
@@ -39,8 +39,8 @@ def split_words(text: str) -> list[int]:
 
 
 def weigh_words(question: str) -> dict[int, float]:
-    """The words of a question by hash, and how much each counts: one with a digit three times,
-    since what else finds passages hardly tells "CP-40" from "CP-60".
+    """The hash and weight of each word of a question: 3 for a word with a digit, because learned
+    scores hardly distinguish "CP-40" from "CP-60".
     """
     return {_hash(word): 1.0 if word.isalpha() else _CODE for word in _words(question)}
 
@@ -60,14 +60,14 @@ def _words(text: str) -> Iterator[str]:
 
 
 def around(text: str, start: int, end: int) -> str:
-    """The 300 characters before and the 300 behind characters start .. end of a text."""
+    """The 300 characters before and the 300 after characters start .. end of a text."""
     return text[max(0, start - _AROUND) : start] + text[end : end + _AROUND]
 
 
 def count_words(text: str, near: str = "") -> list[tuple[int, int]]:
-    """What a memory keeps of a block: the distinct words of its text, each counted four times, and
-    of the text around it, counted once. A question's words may stand in a sentence before the one
-    that answers.
+    """The words that a memory stores for a block: the distinct words of its text, each counted four
+    times, and of the text around it, each counted once, because a question's words may be in the
+    sentence before the one that answers.
     """
     found = Counter({word: _OWN * n for word, n in Counter(split_words(text)).items()})
     found.update(split_words(near))
@@ -82,12 +82,12 @@ class HeldPostings(NamedTuple):
 
     @classmethod
     def of(cls, keys: np.ndarray, counts: np.ndarray) -> "HeldPostings":
-        """Of keys in any order."""
+        """Build from keys in any order."""
         order = np.argsort(keys)
         return cls(keys[order], counts[order])
 
     def find(self, word: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows uint32 that hold a word, ascending, and how often uint16."""
+        """The rows (uint32, ascending) that contain a word, and its counts (uint16)."""
         first = np.uint64(word) << _SHIFT
         bounds = np.array([first, first | np.uint64(0xFFFF_FFFF)], dtype=np.uint64)
         low, high = np.searchsorted(self.keys, bounds)
@@ -95,8 +95,8 @@ class HeldPostings(NamedTuple):
 
 
 def by_row(words: BlockWords, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keys and counts of the words of blocks in rows `first` .., in no order, and the words of each
-    block, float32.
+    """Keys and counts, in any order, of the words of blocks in rows `first` .., and the number of
+    words of each block, float32.
     """
     block = np.repeat(np.arange(len(words.sizes)), words.sizes)
     keys = words.hashes.astype(np.uint64) << _SHIFT | (block + first).astype(np.uint64)
@@ -110,8 +110,8 @@ _SAMPLED = 4096  # blocks that a spread is estimated from; a rarer word may be i
 
 
 class WordsBeside(NamedTuple):
-    """Words of a question that are added to other scores: their own scores, standardised, times a
-    weight, in standard deviations of the others.
+    """Words of a question whose scores are added to other scores: standardised, times a weight, in
+    standard deviations of the other scores.
     """
 
     words: Mapping[int, float]  # hash -> weight
@@ -119,7 +119,7 @@ class WordsBeside(NamedTuple):
 
 
 class RareBlocks(NamedTuple):
-    """Blocks of a scope that hold a rare word of a question, and how scores of words are spread."""
+    """Blocks of a scope that contain a rare word of a question, and the spread of word scores."""
 
     documents: np.ndarray  # int64 [n]
     blocks: np.ndarray  # int64 [n]
@@ -130,8 +130,8 @@ class RareBlocks(NamedTuple):
 class WordIndex:
     """The words of the blocks of many documents. Safe for several threads.
 
-    Words that come are sorted when they are first asked for, and sorted into the older ones when
-    there are half as many: adding stays cheap, and few places are looked at.
+    New words are sorted at the next search, and merged into the older ones when they are half as
+    many: adding stays cheap, and a search looks in few places.
     """
 
     def __init__(self) -> None:
@@ -148,8 +148,8 @@ class WordIndex:
         lengths: np.ndarray,
         postings: HeldPostings,
     ) -> "WordIndex":
-        """An index of words that are sorted. documents: of each its number, None if it is not to be
-        known, and its blocks, in consecutive rows; lengths: float32 [rows], words of each.
+        """An index of sorted words. documents: for each its number (None: not indexed) and its
+        blocks, in consecutive rows; lengths: float32 [rows], words of each.
         """
         index = cls()
         for number, blocks in documents:
@@ -161,7 +161,7 @@ class WordIndex:
         return index
 
     def add(self, document: int, words: BlockWords) -> None:
-        """Put the words of a document's blocks in the place of those that are held."""
+        """Replace the words of a document's blocks."""
         with self._lock:
             self.remove(document)
             start = self._rows.end
@@ -175,14 +175,14 @@ class WordIndex:
             self._scopes.clear()
 
     def remove(self, document: int) -> None:
-        """Drop a document's words; an unknown one is no error."""
+        """Drop a document's words; an unknown document is ignored."""
         with self._lock:
             if self._rows.trim(document):
                 self._scopes.clear()
 
     @property
     def bytes(self) -> int:
-        """Memory held for words."""
+        """Memory of the words."""
         with self._lock:
             held = [*self._new, *self._sorted]
             return self._lengths.nbytes + sum(keys.nbytes + counts.nbytes for keys, counts in held)
@@ -215,7 +215,7 @@ class WordIndex:
         return torch.from_numpy(np.concatenate(pieces))
 
     def holding(self, words: Sequence[int], scope: Scope) -> list[int]:
-        """How many blocks of a scope hold each word. Raises as `scores`."""
+        """The number of blocks of a scope that contain each word. Raises as `scores`."""
         with self._lock:
             self._settle()
             found = self._of(scope)
@@ -225,8 +225,8 @@ class WordIndex:
         return [counts[word] for word in words]
 
     def rare(self, words: Mapping[int, float], whole: Scope) -> RareBlocks:
-        """The blocks of a scope that hold a rare word, and the spread of all scores, estimated from
-        these and a sample of the others. Raises as `scores`.
+        """The blocks of a scope that contain a rare word, and the spread of all scores, estimated
+        from these and a sample of the others. Raises as `scores`.
         """
         with self._lock:
             self._settle()
@@ -283,7 +283,7 @@ class WordIndex:
         return _Scope(ranges, holds, blocks, damping, {}, sample)
 
     def _settle(self) -> None:
-        """Sort what is new, and leave out what was dropped once that is half of all."""
+        """Sort new words, and leave out dropped ones if they are half of all."""
         if self._rows.end > 2 * self._rows.live + 64:
             self._leave_out_holes()
         if self._new:
@@ -310,7 +310,7 @@ class WordIndex:
 
 
 class _Scope(NamedTuple):
-    """What is known of a scope before a word is asked for."""
+    """What a search needs of a scope, whatever the words."""
 
     ranges: Ranges
     holds: np.ndarray  # bool [rows]: is the row in it
@@ -321,7 +321,7 @@ class _Scope(NamedTuple):
 
 
 class _Weighted(NamedTuple):
-    """A word of a question, as a scope has it."""
+    """A word of a question with its weight in a scope."""
 
     most: float  # what a block that holds it often has of it
     holding: int  # how many blocks of the scope hold it
@@ -329,7 +329,7 @@ class _Weighted(NamedTuple):
 
 
 def _scores(words: Iterable[_Weighted], found: _Scope, wanted: np.ndarray) -> np.ndarray:
-    """Of some rows of a scope alone, float32 [wanted]."""
+    """Scores of some rows of a scope only, float32 [wanted]."""
     scores = np.zeros(len(wanted), dtype=np.float32)
     for most, _, parts in words:
         for rows, counts in parts:
@@ -340,9 +340,7 @@ def _scores(words: Iterable[_Weighted], found: _Scope, wanted: np.ndarray) -> np
 
 
 def _among(wanted: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of some wanted rows are among rows that ascend: where in `wanted`, and where in
-    `rows`.
-    """
+    """Which wanted rows are among ascending rows: their positions in `wanted`, and in `rows`."""
     if not len(rows):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     near = np.searchsorted(rows, wanted).clip(max=len(rows) - 1)
