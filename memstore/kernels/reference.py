@@ -65,8 +65,8 @@ def per_kv_head(q: Tensor, num_kv_heads: int) -> Tensor:
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
-    """Inner products [B, H, T, S] of q [B, H, T, D] with k [B, Hkv, S, D] of each query head's KV
-    head.
+    """Inner products [B, H, T, S] of q [B, H, T, D] and k [B, Hkv, S, D], each query head with its
+    KV head.
     """
     return torch.bmm(per_kv_head(q, k.shape[1]), k.flatten(0, 1).transpose(1, 2)).view(
         *q.shape[:3], k.shape[2]

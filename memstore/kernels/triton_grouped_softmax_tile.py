@@ -20,7 +20,7 @@ SIDE = tl.constexpr(64)  # landmarks in a tile of nothing else
 
 @triton.jit
 def load_rows(base, index, keep, stride, D: tl.constexpr, DP: tl.constexpr):
-    """Rows [.., DP] of a matrix with D columns, zeros where not kept (keep None: all are)."""
+    """Rows [.., DP] of a matrix with D columns, zeros where `keep` is False (None: all True)."""
     dims = tl.arange(0, DP)
     at = base + index[:, None] * stride + dims[None, :]
     if keep is not None:
@@ -53,7 +53,7 @@ def load_blocks(
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     DIAGONAL: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a tile of blocks; off the diagonal all of them are complete."""
+    """Keys and values of a tile of blocks; blocks off the diagonal are complete."""
     index, keep = column_index(first, length, BLOCK, L, NB)
     if not DIAGONAL and L == BLOCK + 1:
         keep = None
@@ -66,12 +66,12 @@ def block_masses(
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile: exp2 of content logits minus their block's maximum [M, NB, L], the sums [M, NB]
+    """For a tile: exp2 of content logits minus their block's maximum [M, NB, L], the sums [M, NB]
     and log-masses [M, NB].
 
-    under: [NB] controlled blocks or None; shift: [M] what is added to their log-mass.
-    own, offset: [M] block of the rows, and where in it they stand.
-    DIAGONAL: some block may be a row's own or a later one.
+    under: [NB] controlled blocks or None; shift: [M] added to their log-mass.
+    own, offset: [M] block of each row, and its position in the block.
+    DIAGONAL: whether some block may be a row's own or a later one.
     """
     M: tl.constexpr = q.shape[0]
     column = tl.arange(0, L)[None, None, :]
@@ -107,8 +107,8 @@ def logit_gradients(
 ):  # fmt: skip
     """Gradients of a tile's logits and landmarks [M, NB * L], and P_B u_B [M, NB].
 
-    a: [M, NB, L] softmax inside blocks; share: [M, NB] their mass P. group_delta: U of the rows,
-    None while it is not known: then delta stands in for it.
+    a: [M, NB, L] softmax inside blocks; share: [M, NB] their mass P. group_delta: U of the rows;
+    None while it is unknown: then delta is used instead.
     """
     M: tl.constexpr = do.shape[0]
     dp = tl.reshape(tl.dot(do, tl.trans(values), input_precision=PRECISION), [M, NB, L])
@@ -157,8 +157,8 @@ def load_controlled(controlled, batch, blocks, first, count: tl.constexpr):
 
 
 def kernel_constants(q: Tensor, k: Tensor, block_size: int) -> dict[str, Any]:
-    """What the kernels are compiled for: blocks of BLOCK tokens and a landmark in L columns, NB of
-    them a tile; D dimensions in DP.
+    """Compile-time constants of the kernels: blocks of BLOCK tokens and a landmark in L columns, NB
+    of them in a tile; D dimensions in DP columns.
     """
     size, dim = triton.next_power_of_2(block_size + 1), q.shape[3]
     return {
@@ -194,7 +194,7 @@ def _tile_bytes(q: Tensor, constants: dict[str, Any]) -> int:
 
 
 def supports(q: Tensor, k: Tensor, block_size: int) -> bool:
-    """Do tiles of keys and values fit shared memory, in a dtype that Triton multiplies?"""
+    """Whether tiles of keys and values fit shared memory, in a dtype that Triton multiplies."""
     fits = q.shape[3] <= 256 and _tile_bytes(q, kernel_constants(q, k, block_size)) <= 1 << 16
     return fits and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
@@ -210,5 +210,5 @@ def width(controlled: Tensor | None) -> int:
 
 
 def with_rows(x: Tensor) -> Tensor:
-    """x with the numbers of a row side by side."""
+    """A copy or view of x whose rows are contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()

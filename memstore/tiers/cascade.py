@@ -28,7 +28,7 @@ _MOST = 4096  # predicted units that may wait; beyond it the oldest are dropped
 
 
 class Cascade:
-    """A disk tier with a host tier and perhaps a device tier above it. Safe for several threads."""
+    """A disk tier below a host tier and an optional device tier. Safe for several threads."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Cascade:
         computes: bool = False,
         **options: Unpack[TierOptions],
     ) -> None:
-        """computes: do sessions compute units that no tier has? options: checked. Raises
+        """computes: whether sessions compute units that no tier has. options: checked. Raises
         BudgetExceeded, InvalidConfig.
         """
         policy = options.get("policy", DEFAULT_POLICY)
@@ -59,7 +59,7 @@ class Cascade:
         self._computes, self._computed = computes, TierCounter()
 
     def close(self) -> None:
-        """Forget the predicted units that wait, and end all threads; idempotent."""
+        """Drop waiting predictions, and end all threads; idempotent."""
         if self._pid == os.getpid():  # a forked child has none of these threads
             with self._lock:
                 self._waiting.clear()
@@ -69,17 +69,17 @@ class Cascade:
     # Reading
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
-        """Slots of the top tier that hold these units: see SlabTier.lease."""
+        """Lease slots of the top tier that hold these units: see SlabTier.lease."""
         return self.top.lease(units)
 
     def expect(self, units: Sequence[BlockKey]) -> int:
-        """Prefetch units that will probably be looked up soon; return at once how many are not
-        held.
+        """Prefetch units that will probably be looked up soon; return at once the number of missing
+        ones.
 
-        A prediction is a hint. It is dropped when too many wait, when its unit is there or on its
-        way already, and when reading it fails (the lookup that really needs the unit then meets the
-        error, with its name). A lookup that comes while its unit is on the way waits for that read
-        instead of repeating it (SlabTier.lease).
+        A prediction is a hint. It is dropped if too many wait, if its unit is cached or being read,
+        and if reading it fails (the lookup that needs the unit then raises the error). A lookup of
+        a unit that is being prefetched waits for that read instead of repeating it
+        (SlabTier.lease).
         """
         absent = [unit for unit in units if not self.top.holds(unit)]
         with self._lock:
@@ -105,8 +105,8 @@ class Cascade:
     # Units of sessions
 
     def count_computed(self, size: int, seconds: float) -> None:
-        """Count a unit of `size` bytes that a session computed in so many seconds, as a hit of a
-        lowest tier.
+        """Count a unit of `size` bytes that a session computed in `seconds`, as a hit of the lowest
+        tier.
         """
         self._computed.count(hits=1, bytes=size, seconds=seconds)
 

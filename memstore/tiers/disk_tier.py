@@ -1,5 +1,5 @@
-"""The lowest tier: records in the database, read a batch at a time into the slots of the tier
-above, from their places in the file (memstore.disk.reading).
+"""The lowest tier: records of the database, read in batches from their positions in the file
+(memstore.disk.reading) into slots of the tier above.
 """
 
 import time
@@ -16,10 +16,10 @@ from memstore.tiers.stats import TierCounter
 
 
 class DiskTier:
-    """Blocks as records of a database: the truth that the tiers above cache."""
+    """Blocks as records of a database, which the tiers above cache."""
 
     def __init__(self, catalog: Catalog) -> None:
-        """Of the memory that `catalog` has open."""
+        """catalog: of an open memory."""
         self.database = catalog.database
         self.geometry = catalog.signature.geometry
         self.counters = {"disk": TierCounter()}

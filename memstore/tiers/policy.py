@@ -1,12 +1,11 @@
-"""Which cached unit goes when one must: LRU and ARC behind one interface; and the options of a
-memory's tiers, of which the policy is one.
+"""Eviction policies: LRU and ARC behind one interface; and the options of a memory's tiers, of
+which the policy is one.
 
-Each chooses as libcachesim does for objects of equal size, except that blocked units are passed
-over: they keep their place, and an eviction pays one call of `blocked` for each of them that stands
-before the unit that goes.
+Each policy evicts as libcachesim does for objects of equal size, but skips blocked units: they keep
+their place, and an eviction calls `blocked` once for each unit before the one that it evicts.
 
 Queues are OrderedDicts, oldest first. A plain dict keeps the order too, but finding its first key
-walks over all that was deleted before it.
+walks over all deleted keys before it.
 """
 
 from collections import OrderedDict
@@ -30,7 +29,7 @@ def _oldest(units: Iterable[BlockKey], blocked: Blocked) -> BlockKey | None:
 class LRU:
     """Evicts the unit that was not used for the longest time.
 
-    A policy sees cached units only, never pinned ones; its tier holds its lock while calling.
+    A policy sees only cached units, never pinned ones; its tier holds its lock during calls.
     """
 
     name = "lru"
@@ -39,32 +38,30 @@ class LRU:
         self._order: Queue = OrderedDict()
 
     def hit(self, unit: BlockKey) -> None:
-        """A request found this unit; an unknown one (a pinned one) is ignored."""
+        """A lookup found this unit; an unknown unit (a pinned one) is ignored."""
         if unit in self._order:
             self._order.move_to_end(unit)
 
     def insert(self, unit: BlockKey, *, full: bool, blocked: Blocked) -> BlockKey | None:
-        """A request missed this unit, and it is cached from now on; return the unit that is evicted
-        for it, None with full=False.
+        """A lookup missed this unit, and it is cached from now on; return the unit evicted for it,
+        None with full=False.
 
-        full: there is no free slot, so one cached unit is evicted, of those that are not `blocked`;
-        the caller guarantees that there is one. It may be full with fewer than `capacity` units.
+        full: no slot is free, so one cached unit that is not `blocked` is evicted; the caller
+        guarantees that there is one. A tier may be full with fewer than `capacity` units.
         """
         victim = self.evict(blocked) if full else None
         self._order[unit] = None
         return victim
 
     def evict(self, blocked: Blocked) -> BlockKey:
-        """Evict a unit that is not `blocked`, for more room; the caller guarantees that there is
-        one.
-        """
+        """Evict a unit that is not `blocked`; the caller guarantees that there is one."""
         victim = _oldest(self._order, blocked)
         assert victim is not None, "every cached unit is blocked"
         del self._order[victim]
         return victim
 
     def drop(self, unit: BlockKey) -> None:
-        """The tier dropped this unit; nothing of it is remembered."""
+        """The tier dropped this unit; the policy forgets it."""
         self._order.pop(unit, None)
 
     def __len__(self) -> int:
@@ -78,9 +75,9 @@ class ARC:
     """Adaptive replacement cache (Megiddo & Modha, FAST 2003, figure 4): balances recency and
     frequency by itself.
 
-    T1 holds units seen once lately, T2 units seen more often, each in order of use; B1 and B2
-    remember what went from them. Being asked for a unit of B1 or B2 moves p, the share of T1, up or
-    down. p is a real number, as in the paper and libcachesim. At most `capacity` units are in T1
+    T1 holds units seen once recently, T2 units seen more often, each in order of use; B1 and B2
+    remember what was evicted from them. A lookup of a unit in B1 or B2 moves p, the share of T1, up
+    or down. p is a real number, as in the paper and libcachesim. At most `capacity` units are in T1
     and B1 together, and twice that in all four.
     """
 
@@ -128,7 +125,7 @@ class ARC:
         return self._replace(False, blocked)
 
     def _replace(self, from_b2: bool, blocked: Blocked) -> BlockKey:
-        """REPLACE of the paper; where all of one list is blocked, the other one gives."""
+        """REPLACE of the paper; if all units of one list are blocked, evict from the other."""
         seen_once, seen_often = (self._t1, self._b1), (self._t2, self._b2)
         size = len(self._t1)
         if size > self._p or (size == self._p and from_b2):
@@ -159,8 +156,8 @@ POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (LRU, ARC
 
 
 def make_policy(name: str, capacity: int) -> Policy:
-    """A policy by name for a tier of `capacity` slots. Raises InvalidConfig, which lists the names
-    there are.
+    """The policy of a name, for a tier of `capacity` slots. Raises InvalidConfig, which lists the
+    names.
     """
     if name not in POLICIES:
         raise InvalidConfig(
@@ -188,7 +185,7 @@ class TierOptions(TypedDict, total=False):
 
 
 def check_options(options: TierOptions) -> None:
-    """Check names of policy and predictor. Raises InvalidConfig."""
+    """Check the names of policy and prefetcher. Raises InvalidConfig."""
     policy, prefetch = options.get("policy", DEFAULT_POLICY), options.get("prefetch", "off")
     make_policy(policy, 1)
     if prefetch not in PREDICTORS:

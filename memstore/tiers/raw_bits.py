@@ -10,7 +10,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a name of memstore.block.KV_DTYPES."""
+    """The torch dtype for a name in memstore.block.KV_DTYPES."""
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -24,8 +24,6 @@ def raw_view(tensor: Tensor) -> np.ndarray:
 
 
 def from_raw(bits: np.ndarray, dtype: str) -> Tensor:
-    """The tensor of a KV dtype whose raw bits an array holds; shares memory where it may be
-    written to.
-    """
+    """The tensor with these raw bits, of KV dtype `dtype`; shares memory with a writable array."""
     own = bits if bits.flags.writeable else bits.copy()
     return torch.from_numpy(own).view(torch_dtype(dtype))

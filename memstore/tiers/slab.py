@@ -1,10 +1,10 @@
-"""A tier of equal slots in one slab, cached over a source below: the host tier in main memory that
-attention on the CPU reads, or a device tier that is filled from it.
+"""A tier of equal slots in one slab, cached over a source below: the host tier in main memory,
+which attention on the CPU reads, or a device tier, which is filled from the host tier.
 
-A byte budget is never exceeded. Cached units come from the source and are evicted as the policy
-says; leased units stay until the lease ends; pinned units stay until they are unpinned or dropped.
+A byte budget is never exceeded. Cached units come from the source and are evicted by the policy;
+leased units stay until the lease ends; pinned units stay until they are unpinned or dropped.
 
-A tier is unusable in a forked child, whose parent's threads may hold its lock.
+A tier is unusable in a forked child: threads of the parent may have held its lock.
 """
 
 import os
@@ -29,10 +29,11 @@ _NONE: Mapping[int, str] = {}  # what a lease of units that are all here had to 
 
 
 class SlabTier:
-    """Slots for units, read from below where they are not held.
+    """Slots for units; missing units are read from below.
 
-    slab, k, v, lengths: of Slots, as many as the budget admits. Safe for several threads. How many
-    slots a unit needs is known once it is read: until then it has as many as the longest needs.
+    slab, k, v, lengths: of Slots, as many as the budget allows. Safe for several threads. The
+    number of slots of a unit is known after it was read: until then it has as many as the longest
+    unit needs.
 
     On a device, any thread may refill a slot as soon as its lease is released. The copy waits for
     earlier work on the filling thread's current stream, so every thread must read slots on the
@@ -90,15 +91,15 @@ class SlabTier:
         self._pid = os.getpid()
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
-        """Slots that hold these units until the lease is released; what is missing is read from
+        """Slots that hold these units until the lease is released; missing units are read from
         below. Repeats are allowed.
 
-        Where prefetches or other threads' leases leave too little room, it waits for them to end,
-        for other threads' leases only if this thread has none itself: so no two threads wait for
-        each other.
+        If prefetches or other threads' leases leave too little room, the call waits for them to
+        end, for other threads' leases only if this thread has none: so no two threads wait for each
+        other.
 
-        Raises BudgetExceeded if the units do not fit beside what is pinned and leased (its `fits`
-        is how many would); and what the source raises: CorruptBlock, DocumentNotFound.
+        Raises BudgetExceeded if the units do not fit in addition to pinned and leased ones (its
+        `fits` is how many would); and what the source raises: CorruptBlock, DocumentNotFound.
         """
         self._check_process()
         thread, until, waited = threading.get_ident(), 0.0, 0.0
@@ -157,12 +158,11 @@ class SlabTier:
         return lease
 
     def prefetch(self, units: Iterable[BlockKey]) -> int:
-        """Read units that will probably be looked up into slots that nobody needs now; return how
-        many were read.
+        """Read units that will probably be looked up into slots that are not needed now; return the
+        number of units read.
 
-        Units that are held or on their way are passed over, and what does not fit as well: a
-        prefetch is never an error of the budget. Raises what the source raises, and then none of
-        them is held.
+        Units that are cached or being read, and units without room, are skipped: a prefetch never
+        exceeds the budget. Raises what the source raises, and then none of them is cached.
         """
         with self._lock:
             wanted = [
@@ -184,8 +184,8 @@ class SlabTier:
         return len(missing)
 
     def admit(self, unit: BlockKey, k: Tensor, v: Tensor, length: int) -> None:
-        """Cache a unit of so many valid content tokens that was computed instead of being read from
-        below; it counts as missed. Without room for it now it is passed over.
+        """Cache a unit of `length` valid content tokens that was computed instead of being read
+        from below; it counts as missed. Without room it is not cached.
 
         k, v: [block_size, D], zero from `length` on.
         """
@@ -246,8 +246,8 @@ class SlabTier:
         """Hold blocks first_block .. of a document as pinned units, in one copy; return the units,
         block by block.
 
-        k, v: [n, Hkv, block_size, D]. lengths: valid content tokens of each block (None = all of
-        them full). The units must be new. Raises BudgetExceeded (and holds none of them) if they do
+        k, v: [n, Hkv, block_size, D]. lengths: valid content tokens of each block (None: all blocks
+        are full). The units must be new. Raises BudgetExceeded (and holds none of them) if they do
         not fit.
         """
         n, heads, block_size, _ = k.shape
@@ -286,8 +286,8 @@ class SlabTier:
             self._changed.notify_all()
 
     def drop(self, units: Iterable[BlockKey]) -> None:
-        """Drop units, pinned or not, also those that are being read. A lease on one keeps its slot
-        unchanged until the lease ends.
+        """Drop units, pinned or not, also those being read. A lease on one keeps its slot unchanged
+        until the lease ends.
         """
         if self._pid != os.getpid():
             return
@@ -311,7 +311,7 @@ class SlabTier:
             self._changed.notify_all()
 
     def drop_document(self, document: int) -> None:
-        """Drop what is held or on its way of a document. Waits for nothing."""
+        """Drop all units of a document, also those being read, without waiting."""
         with self._lock:
             held = [*self._table.slots, *self._arriving]
             self.drop([unit for unit in held if unit.document == document])
@@ -325,7 +325,7 @@ class SlabTier:
             return (len(self._table.units) + len(self._table.orphans)) * self.slot_bytes
 
     def holds(self, unit: BlockKey) -> bool:
-        """Is the unit here (no lookup is counted)?"""
+        """Whether the unit is cached; not counted as a lookup."""
         self._check_process()
         with self._lock:
             return unit in self._table.slots
@@ -347,10 +347,10 @@ class SlabTier:
     def _wait_for_room(
         self, needed: int, room: int, cached: int, thread: int, until: float
     ) -> bool:
-        """Wait for something that may make room; False where waiting cannot help, or has lasted too
+        """Wait for an event that may make room; False if waiting cannot help, or has lasted too
         long.
 
-        needed, room: slots; cached: slots of units in the policy's care that are needed too.
+        needed, room: slots; cached: slots of cached units that are needed, too.
         """
         later = room + self._ahead
         # no thread waits for this one, so it may wait for all others
@@ -367,7 +367,7 @@ class SlabTier:
         return True
 
     def _join(self, units: Sequence[BlockKey]) -> float:
-        """Wait until no unit is on its way in another thread; return the seconds that took."""
+        """Wait until no other thread is reading one of these units; return the seconds waited."""
         began = 0.0
         while not self._arriving.keys().isdisjoint(units):
             began = began or time.perf_counter()
@@ -393,12 +393,12 @@ class SlabTier:
     def _fetch(
         self, missing: dict[BlockKey, Held], held: Sequence[int], thread: int | None = None
     ) -> list[str]:
-        """Read units from below into their slots, outside the lock, and return the tier that had
-        each; on failure nothing of this lease remains. Slots that a unit does not need are given
-        back, and `missing` has the others.
+        """Read units from below into their slots, outside the lock; return the tier that had each.
+        After an error nothing of this lease remains. Unneeded slots are freed, and `missing` gets
+        the remaining ones.
 
-        thread: whose lease it is, or None for a prefetch, which has one only while it reads. A unit
-        that is dropped while it is read is not held afterwards, though a lease on it stays valid.
+        thread: the owner of the lease; None for a prefetch, which has a lease only while it reads.
+        A unit that is dropped while it is read is not cached, but a lease on it stays valid.
         """
         began = time.perf_counter()
         lengths: list[int] | None = None
@@ -456,7 +456,7 @@ class SlabTier:
 
 
 def _consecutive(slots: list[int]) -> slice | list[int]:
-    """Slots as a slice where they follow one another, which is written faster."""
+    """Slots as a slice if they are consecutive, which is faster to write."""
     if slots and slots[-1] - slots[0] == len(slots) - 1:
         return slice(slots[0], slots[-1] + 1)
     return slots

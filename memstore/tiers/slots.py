@@ -1,5 +1,5 @@
-"""The memory of a tier: equal slots in one slab; its page table (which unit is in which slots, how
-many leases they have, what is free); leases on slots, and the interface of what fills them.
+"""The memory of a tier: equal slots in one slab; its page table (the slots of each unit, their
+leases, the free ones); leases on slots; and the interface of the source that fills them.
 
 A block takes one slot. A passage takes as many as its tokens need, so that little room is lost to
 padding: a slot is then a page of PAGE tokens.
@@ -24,9 +24,7 @@ _CPU = torch.device("cpu")
 
 
 class UnitShape(NamedTuple):
-    """The keys and values [block_size, head_dim] of a unit, in a dtype; slots of slot_size tokens
-    hold them.
-    """
+    """The keys and values [block_size, head_dim] of a unit, their dtype, and a slot's tokens."""
 
     block_size: int
     head_dim: int
@@ -35,16 +33,16 @@ class UnitShape(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """Of keys and values in a slot."""
+        """Bytes of keys and values in a slot."""
         return 2 * self.slot_size * self.head_dim * self.dtype.itemsize
 
     @property
     def most_slots(self) -> int:
-        """That a unit takes."""
+        """Maximum number of slots of a unit."""
         return self.slots_of(self.block_size)
 
     def slots_of(self, tokens: int) -> int:
-        """That a unit of so many tokens takes."""
+        """Number of slots of a unit of so many tokens."""
         return -(-tokens // self.slot_size)
 
 
@@ -56,14 +54,14 @@ class Slots:
     """Slots on a device.
 
     slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
-    [S, slot_size, head_dim]; lengths: int64 [S], valid content tokens in a slot; lengths_here: the
-    same in main memory, so that leases need not wait for the device. Slots that never held a unit
-    cost no main memory.
+    [S, slot_size, head_dim]; lengths: int64 [S], valid content tokens in a slot; lengths_here: a
+    copy in main memory, so that leases need not wait for the device. Slots that never held a unit
+    take no main memory.
     """
 
     def __init__(self, count: int, shape: UnitShape, device: torch.device = _CPU) -> None:
-        """Main memory is page-locked where there is a CUDA device to copy to. Raises RuntimeError
-        or MemoryError where the machine refuses the memory.
+        """Main memory is page-locked if there is a CUDA device to copy to. Raises RuntimeError or
+        MemoryError if the machine refuses the memory.
         """
         dtype, size = shape.dtype, shape.slot_size
         of_slab = (count, 2, size, shape.head_dim)
@@ -103,7 +101,7 @@ class Slots:
 
 
 class SlotTable:
-    """Used under the lock of its tier."""
+    """The page table of a tier, used under the tier's lock."""
 
     def __init__(self, capacity: int, policy: str) -> None:
         """capacity: slots. policy: see memstore.tiers.policy. Raises InvalidConfig."""
@@ -122,7 +120,7 @@ class SlotTable:
         self.counts = TierStats()
 
     def room(self) -> int:
-        """Slots that are available now: free, never used, or of a cached unit without leases."""
+        """Number of available slots: free, never used, or of a cached unit without leases."""
         leased = sum(self.units.get(slot) in self.policy for slot in self.leases)
         cached = len(self.units) - self.pinned_slots
         return self._empty() + cached - leased
@@ -130,8 +128,8 @@ class SlotTable:
     def take(
         self, units: Sequence[BlockKey], sizes: Sequence[int], *, cached: bool = True
     ) -> list[Held]:
-        """So many slots for each of some new units, evicting where none is free; there must be
-        room. cached: the policy keeps them.
+        """Take sizes[i] slots for new unit i, evicting others if none is free; there must be room.
+        cached: whether the policy manages the units.
         """
         taken: list[int] = []
         for unit, size in zip(units, sizes):
@@ -156,8 +154,8 @@ class SlotTable:
         return held
 
     def trim(self, held: Held, size: int) -> Held:
-        """Free the slots of a unit beyond the first `size`, which nobody but its only lease knows;
-        the slots that are left.
+        """Free a unit's slots beyond the first `size`, which only its one lease knows; return the
+        others.
         """
         for slot in held[size:]:
             del self.units[slot], self.leases[slot]
@@ -165,7 +163,7 @@ class SlotTable:
         return held[:size]
 
     def blocked(self, unit: BlockKey) -> bool:
-        """May a unit not be evicted now?"""
+        """Whether a unit must not be evicted now."""
         held = self.slots.get(unit)
         return held is None or held[0] in self.leases  # None: on its way
 
@@ -199,18 +197,18 @@ class SlotTable:
             self.free.append(slot)
 
     def pin(self, unit: BlockKey, held: Held) -> None:
-        """A unit stays in these slots until it is unpinned."""
+        """Keep a unit in these slots until it is unpinned."""
         self.slots[unit] = held
         self.pinned.add(unit)
         self.pinned_slots += len(held)
 
     def unpin(self, unit: BlockKey) -> None:
-        """A pinned unit, still in its slots, stays no longer."""
+        """End the pinning of a unit that is still in its slots."""
         self.pinned.remove(unit)
         self.pinned_slots -= len(self.slots[unit])
 
     def hit(self, units: Iterable[BlockKey]) -> None:
-        """These units were looked up and are here."""
+        """Tell the policy that these units were looked up and found."""
         hit, untouched = self.policy.hit, self.untouched
         for unit in units:
             # the use for which it was cached is no second use, as policies take a hit to be
@@ -235,7 +233,7 @@ class SlotTable:
 
 
 class Source(Protocol):
-    """What a tier reads its misses from."""
+    """The interface from which a tier reads missing units."""
 
     def read_from(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
@@ -255,7 +253,7 @@ class Source(Protocol):
 
 
 class LowestTier(Source, Protocol):
-    """The tier, or several tiers one below the other, that the host tier reads from."""
+    """The tier, or several tiers in order, from which the host tier reads."""
 
     @property
     def counters(self) -> Mapping[str, TierCounter]:
@@ -300,18 +298,18 @@ class Lease:
 
     @cached_property
     def held(self) -> list[int]:
-        """The slots of all units, one unit after the other."""
+        """The slots of all units, unit by unit."""
         return [*chain.from_iterable(self.of_units)]
 
     @cached_property
     def slots(self) -> Tensor:
-        """int64 [n], these slots."""
+        """The slots of all units, int64 [n]."""
         return torch.tensor(self.held, dtype=torch.int64)
 
     def tokens(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The T valid content tokens of all units, one unit after the other: rows [R, head_dim],
-        a view of the slab, and which of them are keys and which are values, int64 [T] each. All are
-        where the slab is.
+        """The T valid content tokens of all units, unit by unit: rows [R, head_dim], a view of the
+        slab, and the numbers of those that are keys and values, int64 [T] each. All are on the
+        slab's device.
         """
         size, dim = self.slab.shape[2:]
         lengths = self.slot_lengths[self.slots]
@@ -331,7 +329,7 @@ class Lease:
 
     @property
     def tiers(self) -> list[str]:
-        """Of each requested unit the tier that had it."""
+        """The tier that had each requested unit."""
         return [self.fetched.get(held[0], self.tier) for held in self.of_units]
 
     def release(self) -> None:

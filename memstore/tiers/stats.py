@@ -9,7 +9,7 @@ class TierStats:
     """Lookups of one tier since it was opened.
 
     Every unit of a lookup is a hit or a miss. `prefetched` and `late` are parts of the hits; a unit
-    that another lookup is reading is a hit too. So misses and prefetches were read from below.
+    that another lookup is reading is a hit, too. So misses and prefetches are the reads from below.
     """
 
     hits: int = 0  # units that were here, or on their way
@@ -23,8 +23,8 @@ class TierStats:
     unused: int = 0  # prefetched units that went again before anything looked them up
 
     def add_lookup(self, units: int, missing: int, waited: float, bytes: int) -> None:
-        """Count a lease of so many units and bytes, of which distinct ones were missing; waited:
-        seconds.
+        """Count a lease: units looked up, distinct units that were missing, seconds waited, bytes
+        read.
         """
         self.hits += units - missing
         self.misses += missing
@@ -36,9 +36,9 @@ COUNTS = tuple(field.name for field in fields(TierStats))
 
 
 class TierCounter:
-    """Counts a tier's lookups, and its failed reads by reason; may be used from several threads.
+    """Counts a tier's lookups, and its failed reads by reason. Safe for several threads.
 
-    A count replaces `stats` or `failures` and never changes them, so that both may be kept.
+    A count replaces `stats` or `failures` and never changes them, so that a caller may hold both.
     """
 
     def __init__(self) -> None:
