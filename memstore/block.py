@@ -1,6 +1,4 @@
-"""What a block is called and how large it is: the units that tiers cache and the records that disks
-keep.
-"""
+"""Names and sizes of blocks: the units that tiers cache, and the records on disk."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +10,7 @@ CODEC_NUMBERS = {"raw": 0, "zstd": 1, "int8": 2}
 
 
 class BlockKey(NamedTuple):
-    """The unit that tiers cache, lease and count: one block of one KV head of one layer."""
+    """Key of a unit that tiers cache, lease and count: one block of one KV head of one layer."""
 
     document: int  # id of a stored document; negative for a session's own blocks
     layer: int
@@ -21,7 +19,7 @@ class BlockKey(NamedTuple):
 
 
 class RecordKey(NamedTuple):
-    """What one record on disk holds: one block of one layer, with all its KV heads."""
+    """Key of a record on disk: one block of one layer, with all its KV heads."""
 
     document: int
     block: int
@@ -33,7 +31,7 @@ class RecordKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Of what size the blocks of a memory are."""
+    """The sizes of a memory's blocks."""
 
     num_kv_heads: int
     block_size: int  # content tokens
@@ -42,7 +40,7 @@ class Geometry:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of K, and of V, of a record: [num_kv_heads, block_size, head_dim]."""
+        """Shape of a record's K, and of its V: [num_kv_heads, block_size, head_dim]."""
         return self.num_kv_heads, self.block_size, self.head_dim
 
     @property

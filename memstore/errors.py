@@ -1,5 +1,5 @@
-"""What can go wrong, by name: every error a user can meet is a MemstoreError and says in one line
-what to do.
+"""The named errors of this package. Every error that a user can meet is a MemstoreError, whose
+message says in one line what to do.
 """
 
 from collections.abc import Collection, Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def install_extra(extra: str) -> str:
-    """The command that brings what `extra` of pyproject.toml lists. It names the clone: the package
-    index's `memstore` is somebody else's.
+    """The command that installs an extra of pyproject.toml, from a clone: the package index's
+    `memstore` is another project.
     """
     return f"pip install '.[{extra}]' in a clone of memstore"
 
@@ -38,7 +38,7 @@ class MemoryNotFound(MemstoreError):
 
     @classmethod
     def of(cls, path: Path) -> "MemoryNotFound":
-        """The error of a directory in which there is none."""
+        """The error for a directory without a memory."""
         where = path if path.is_absolute() else f"./{path}"
         return cls(f"{where} holds no memory; make one: memstore ingest FILE")
 
@@ -52,7 +52,7 @@ class MemoryClosed(MemstoreError):
 
 
 class MemoryLocked(MemstoreError):
-    """Another process holds what this operation needs for itself."""
+    """Another process has a lock that this operation needs."""
 
 
 class ReadOnlyMemory(MemstoreError):
@@ -74,11 +74,11 @@ class NewerFormat(MemstoreError):
 
 
 class OlderFormat(MemstoreError):
-    """What was written by an older version of this package, which this one does not read."""
+    """The memory was written by an older version of this package; this one cannot read it."""
 
 
 class DocumentNotFound(MemstoreError):
-    """No document of this name or id, or it was forgotten in the meantime."""
+    """No document has this name or id, or it was removed concurrently."""
 
 
 class DocumentExists(MemstoreError):
@@ -98,7 +98,7 @@ RESTORE = "import an export, pull a publication or ingest the documents again, i
 
 
 class CorruptMemory(MemstoreError):
-    """A part of the memory does not read back as it was written."""
+    """A part of the memory differs from what was written."""
 
 
 class CorruptBlock(CorruptMemory):
@@ -106,20 +106,20 @@ class CorruptBlock(CorruptMemory):
 
 
 class MissingBlock(CorruptBlock):
-    """There is no such record."""
+    """A record does not exist."""
 
 
 class StaleMemory(CorruptMemory):
-    """A published memory is older than what was read of it before, or than was asked for."""
+    """A published memory is older than one that was read before, or than the one requested."""
 
 
 class StorageFull(MemstoreError):
-    """The disk, or the address space, has no room for what was to be written."""
+    """The disk, or the address space, has no room for the data to write."""
 
 
 class StoreUnavailable(MemstoreError):
-    """An object store or a cache server is away, refuses, or did not answer in time; what is cached
-    here still answers.
+    """An object store or cache server is unreachable, refuses requests, or did not answer in time;
+    cached data still answer.
     """
 
 
@@ -128,7 +128,7 @@ class ObjectNotFound(StoreUnavailable):
 
 
 class BlocksUnavailable(StoreUnavailable):
-    """Some of the blocks of one read could not be had; `units` (each a BlockKey) are those."""
+    """Some blocks of one read are unavailable; `units` (each a BlockKey) lists them."""
 
     def __init__(self, message: str, units: Collection[tuple[int, int, int, int]]) -> None:
         super().__init__(message)
@@ -136,9 +136,7 @@ class BlocksUnavailable(StoreUnavailable):
 
 
 class BudgetExceeded(MemstoreError):
-    """A tier's byte budget is too small for what one step needs at once; `fits` is how many units
-    would have fitted.
-    """
+    """A tier's byte budget is too small for one step; `fits` is the number of units that fit."""
 
     def __init__(self, message: str, fits: int = 0) -> None:
         super().__init__(message)

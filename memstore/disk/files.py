@@ -1,5 +1,5 @@
-"""The files of a memory: names, opening, locks, the check of the file system, and the system's
-errors as memstore's own.
+"""The files of a memory: names, opening, locks and file system checks; and errors of the system as
+memstore's own.
 """
 
 import errno
@@ -42,8 +42,8 @@ def occupy_standard_streams() -> None:
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Open a regular file; return the descriptor. Refuses symbolic links, which may lead anywhere,
-    pipes, whose opening may block, and for writing a file with other hard links. Raises
+    """Open a regular file; return the descriptor. Refuses symbolic links, which may point anywhere;
+    pipes, whose opening may block; and writing a file that has other hard links. Raises
     InvalidInput, OSError.
     """
     try:
@@ -89,7 +89,7 @@ def sweep(directory: Path) -> None:
 
 
 def sweep_memory(path: Path) -> None:
-    """As `sweep`, in a memory's directory and in that of its index."""
+    """Call `sweep` for a memory's directory and for its index directory."""
     sweep(path)
     if not (path / INDEX).is_symlink():
         sweep(path / INDEX)
@@ -187,7 +187,7 @@ def share(data: Path, *, create: bool) -> int:
 
 
 def lies_at(path: Path, file: int) -> bool:
-    """Is an open file the one at a path?"""
+    """Whether the descriptor `file` is open on the file that is now at `path`."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(file))
     except (FileNotFoundError, NotADirectoryError):
@@ -195,8 +195,8 @@ def lies_at(path: Path, file: int) -> bool:
 
 
 def take_room(path: Path, size: int, mode: int) -> None:
-    """Allocate at least `size` bytes on the disk for a regular file, made if it does not exist.
-    Raises InvalidInput, OSError.
+    """Create a regular file if it does not exist, and allocate at least `size` bytes for it. Raises
+    InvalidInput, OSError.
     """
     file = open_regular(path, os.O_RDWR | os.O_CREAT, mode)
     try:
@@ -222,7 +222,7 @@ def lock_alone(file: int, path: Path) -> None:
 
 
 class WriterLock:
-    """The lock of the one process that writes; counted, so that it nests."""
+    """The lock of the only process that writes; it is counted, so that it nests."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._pid = path / WRITER, os.getpid()

@@ -105,7 +105,7 @@ def rows_of(data: np.ndarray) -> list[memoryview]:
 
 
 def content_of(k: np.ndarray, v: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first `length` rows, which are content; later rows become zero."""
+    """Zero the rows after the first `length`, in place; return views of the first, the content."""
     if length < len(k):
         k[length:] = 0
         v[length:] = 0
@@ -113,7 +113,7 @@ def content_of(k: np.ndarray, v: np.ndarray, length: int) -> tuple[np.ndarray, n
 
 
 def check_size(payload: Payload, size: int) -> None:
-    """Raises ValueError for a payload of another size."""
+    """Raises ValueError unless the payload has `size` bytes."""
     if len(payload) != size:
         raise ValueError(f"{len(payload)} bytes instead of {size}")
 
@@ -238,7 +238,7 @@ CODECS: dict[str, Codec] = {codec.name: codec for codec in _ALL}
 
 
 def get_codec(name: str) -> Codec:
-    """A codec by name. Raises InvalidConfig, which lists the names."""
+    """The codec of a name. Raises InvalidConfig, which lists the names."""
     if name not in CODECS:
         raise InvalidConfig(f"codec {name!r} is unknown; choose one of {', '.join(CODECS)}")
     return CODECS[name]

@@ -1,5 +1,5 @@
-"""The row of a document: its state, sizes and ingest settings, and the pages and headings of its
-text, which are one JSON text there that is parsed on demand.
+"""The row of a document: its state, sizes and ingest settings; and the pages and headings of its
+text, which are stored as one JSON text and parsed on demand.
 """
 
 import re
@@ -62,8 +62,8 @@ class Places:
         return self._headings[bisect_right(self._headings, character, key=itemgetter(0)) - 1][1]
 
     def at(self, first: int, end: int) -> str | None:
-        """The place of the characters `first` to `end`, in words: "page 12", "pages 12-13",
-        "Part One > The Mill", "The Mill to The Ferry"; None if unknown.
+        """The place of the characters `first` to `end`, as text: "page 12", "pages 12-13", "Part
+        One > The Mill", "The Mill to The Ferry"; None if unknown.
         """
         last = max(first, end - 1)
         pages = dict.fromkeys(filter(None, (self.page(first), self.page(last))))
@@ -152,12 +152,12 @@ class Document:
 
     @property
     def is_listed(self) -> bool:
-        """Is it the current document of its name, not a replacement in progress?"""
+        """Whether it is the current document of its name, not a replacement in progress."""
         return self.state in ("ready", "ingesting")
 
     @cached_property
     def of_passages(self) -> bool:
-        """Is it made of passages, not of blocks of equal size?"""
+        """Whether its blocks are passages, not blocks of equal size."""
         return self.settings.passage_tokens is not None
 
     @cached_property
@@ -186,7 +186,7 @@ class Document:
         return replace(self, metadata=metadata)
 
     def told(self) -> dict[str, Any]:
-        """Plain values for output, with the number of its places instead of the places."""
+        """Plain values for output, with the number of places instead of the places."""
         metadata = self.metadata
         if "places" in metadata:
             metadata = metadata | {"places": len(unpack_places(metadata))}

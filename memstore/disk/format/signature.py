@@ -30,8 +30,8 @@ class ModelName:
 
 @dataclass(frozen=True)
 class Signature:
-    """The identity of a model for its memories: weights, tokenizer, architecture, KV geometry; and
-    the model's name, which is not compared.
+    """The identity of a model for its memories: weights, tokenizer, architecture and KV geometry;
+    and the model's name, which comparisons ignore.
     """
 
     weights: Line  # hex digest of the weights
@@ -64,7 +64,7 @@ class Signature:
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes that name the model in records; equal for signatures without a difference."""
+        """A digest of 16 bytes, stored in records; it ignores the model's name."""
         values = {name: value for name, value in self.to_dict().items() if name != "model"}
         text = json.dumps(_plain(values), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()

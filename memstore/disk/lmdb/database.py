@@ -99,7 +99,7 @@ class Database(Closing):
 
     @property
     def read_only(self) -> bool:
-        """Is writing refused, because the caller or the directory's permissions say so?"""
+        """Whether writing is refused, by the caller or by the directory's permissions."""
         return self._asked_read_only or not self._environment.writable
 
     @property

@@ -1,5 +1,5 @@
-"""Pages of LMDB's data file (0.9), read without LMDB: the two meta pages, the key trees, and the
-places of values.
+"""Reads pages of LMDB's data file (0.9) without LMDB: the two meta pages, the key trees, and the
+positions of values.
 
 LMDB's Python binding touches every page of a value in turn, and LMDB may end the process on a
 damaged key page or a disk error. Here such a page is an error.
@@ -66,7 +66,7 @@ def read_meta(file: int, offset: int) -> Meta | None:
 
 
 class Entry(NamedTuple):
-    """A node of a page: a key, and in a leaf the value's place, in a branch the child page."""
+    """A key in a page, with its value's position (in a leaf) or its child page (in a branch)."""
 
     key: bytes
     place: Extent
@@ -89,13 +89,13 @@ class _Page:
         return self._data[begin : begin + self._data[offset + 6]]  # no key of ours has 256 bytes
 
     def below(self, key: bytes) -> int:
-        """The child page of a branch for a key. Raises IndexError."""
+        """The child page of a branch page that leads to a key. Raises IndexError."""
         # the first node covers all keys before the second node's
         offset = self.offsets[bisect_right(self.offsets, key, 1, key=self._key) - 1]
         return int.from_bytes(self._data[offset : offset + 6], "little")
 
     def place(self, key: bytes) -> Extent | None:
-        """The place of a key's value in a leaf. Raises ValueError, IndexError."""
+        """The position of a key's value in a leaf page. Raises ValueError, IndexError."""
         at = bisect_left(self.offsets, key, key=self._key)
         if at == len(self.offsets) or self._key(self.offsets[at]) != key:
             return None
@@ -126,8 +126,8 @@ class Tree(NamedTuple):
     root: int
 
     def find(self, keys: Sequence[bytes]) -> list[Extent | None]:
-        """The places of the values of keys; None for a missing key, and for one behind a damaged
-        page or beyond the end of the file. Raises OSError.
+        """The positions of the values of keys; None for a missing key, and if a damaged page or the
+        end of the file makes it unreachable. Raises OSError.
         """
         found: dict[bytes, Extent] = {}
         size = os.fstat(self.file).st_size

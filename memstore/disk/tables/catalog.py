@@ -58,8 +58,9 @@ class Description(msgspec.Struct):
 
 
 class Changes(NamedTuple):
-    """The latest changes of documents' rows, written in the same transactions, so that a process
-    reads only the rows that changed since its last look. If damaged or missing, all rows are read.
+    """Log of the latest changes of documents' rows, written in the same transactions. With it a
+    process reads only the rows that changed since its last look; if it is damaged or missing, all
+    rows.
     """
 
     series: bytes  # 8 random bytes, drawn again when counting restarts
@@ -356,7 +357,7 @@ class Catalog:
         """Share a computed passage with other readers; does nothing for a directory."""
 
     def bring(self, txn: Transaction, documents: Sequence[int], table: str) -> None:
-        """Prefetch these documents' values of a table; does nothing for a directory."""
+        """Prefetch the values of these documents in a table; does nothing for a directory."""
 
     def _description(self, txn: Transaction) -> dict[str, Any]:
         value = txn.get_checked("meta", b"memory")

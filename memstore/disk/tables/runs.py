@@ -1,6 +1,6 @@
-"""Search data of blocks (landmark keys, token landmarks or words), in runs of consecutive blocks of
-a document on a fixed grid; and the table of the runs: of landmark keys, one part for each layer, or
-of a selector's data, one part for each kind.
+"""Search data of blocks: landmark keys, token landmarks or words. It is stored in runs, which are
+consecutive blocks of a document on a fixed grid. The table of runs has a part for each layer of
+landmark keys, or for each kind of a selector's data.
 
 A value is, in little-endian order, a header of the kind (u8), a digest of the landmarks' geometry
 or of the selector (16 bytes), blocks (u32) and rows (u32); the rows of each block (u32); then the
@@ -32,7 +32,7 @@ _Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """The search data of a memory's selector."""
+    """The search data that a selector needs of a memory."""
 
     name: _Name
     digest: _Name  # digest of all that its landmarks depend on, such as weights
@@ -77,14 +77,14 @@ class BlockWords(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Are the hashes of every block strictly ascending?"""
+        """Whether the hashes of every block are strictly ascending."""
         block = np.repeat(np.arange(len(self.sizes), dtype=np.uint64), self.sizes)
         key = block << np.uint64(32) | self.hashes
         return bool((key[1:] > key[:-1]).all())
 
 
 class Run(NamedTuple):
-    """Search data, of one kind, of consecutive blocks of one document."""
+    """Search data of one kind for consecutive blocks of one document."""
 
     kind: Kind
     first_block: int
@@ -143,14 +143,14 @@ def run_of(kind: Kind, block: int) -> int:
 
 
 def joined(first_block: int, parts: Sequence[Run]) -> Run:
-    """One run from at least one consecutive runs of one kind, which begin at a block."""
+    """Join at least one consecutive runs of one kind, which begin at first_block."""
     columns = tuple(map(np.concatenate, zip(*(part.columns for part in parts))))
     return Run(parts[0].kind, first_block, np.concatenate([part.sizes for part in parts]), columns)
 
 
 class Coverage:
-    """Checks that runs cover a whole document and follow the grid: `add` and `end` raise ValueError
-    if not.
+    """Checks that runs cover a whole document and follow the grid; if not, `add` and `end` raise
+    ValueError.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ _HEADER = struct.Struct("<B16sII")
 
 
 class RunTable:
-    """The runs of one memory: of landmark keys or of one selector."""
+    """Encodes, reads and writes the runs of one memory: of landmark keys or of one selector."""
 
     def __init__(self, geometry: Geometry, spec: IndexSpec | None = None) -> None:
         """spec: of the selector; None for landmark keys of layers."""
@@ -222,7 +222,7 @@ class RunTable:
     # Values
 
     def encode(self, run: Run) -> bytes:
-        """The value of a run."""
+        """Encode a run as a value."""
         counts = len(run.sizes), len(run.columns[0])
         numbers = [run.sizes.astype("<u4"), *run.columns]
         return _HEADER.pack(*self._identity(run.kind), *counts) + b"".join(
@@ -230,7 +230,7 @@ class RunTable:
         )
 
     def decode(self, part: int, first_block: int, value: bytes) -> Run:
-        """The run of a value, whose arrays are views of it. Raises ValueError for an invalid value
+        """Decode a run, whose arrays are views of the value. Raises ValueError for an invalid value
         or one of another part.
         """
         kind = self.kind(part)
@@ -258,7 +258,7 @@ class RunTable:
         return run
 
     def _row(self, kind: Kind) -> list[np.dtype[Any]]:
-        """The columns of a row."""
+        """The dtypes of a row's columns."""
         heads, _, dim = self.geometry.shape
         if kind == "landmark":
             return [np.dtype((f"<i{self.geometry.itemsize}", (heads, dim)))]
@@ -283,7 +283,7 @@ class RunTable:
     def put_value(
         self, txn: Transaction, document: int, part: int, first_block: int, value: bytes
     ) -> None:
-        """As `put`, for an encoded run."""
+        """Same as `put`, for an encoded run."""
         txn.put_checked(_TABLE, run_key(document, part, first_block), value)
 
     def run(self, txn: Transaction, document: int, part: int, first_block: int) -> Run | None:
@@ -319,8 +319,9 @@ class RunTable:
         """Token landmarks int8 [tokens, width] of single blocks [n], read without their whole runs.
         None if some are missing or do not match their digest.
 
-        All int64 [n]: run_blocks: blocks of the run that holds each block; before: tokens before
-        it in that run; lengths: its tokens; digests (uint64): XXH3-64 of its landmarks.
+        All int64 [n]: run_blocks: number of blocks in the run of each block; before: tokens before
+        the block in that run; lengths: tokens of the block; digests (uint64): XXH3-64 of its
+        landmarks.
         """
         assert self.spec is not None
         part, each, width = self.part("token"), RUN_BLOCKS["token"], self.spec.width

@@ -50,14 +50,14 @@ class TokenPart(NamedTuple):
 
 
 def encode_tokens(char_start: int, ids: Sequence[int] | np.ndarray) -> bytes:
-    """The value of a part. char_start: characters of the document before its first token. ids:
-    content tokens (no landmarks), each below 2**32.
+    """Encode a part of a document's tokens. char_start: characters of the document before its first
+    token. ids: content tokens (no landmarks), each below 2**32.
     """
     return char_start.to_bytes(8, "little") + np.asarray(ids, dtype="<u4").tobytes()
 
 
 def decode_tokens(first: int, value: bytes) -> TokenPart:
-    """The tokens of a value. Raises ValueError for an invalid value."""
+    """Decode a part of tokens. Raises ValueError for an invalid value."""
     if len(value) < 12 or len(value) % 4:
         raise ValueError(f"{len(value)} bytes are an impossible length")
     ids = np.frombuffer(value, dtype="<u4", offset=8).astype(np.int64)
@@ -88,7 +88,7 @@ class Passage(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Characters of the document up to the end of its own text."""
+        """Character offset in the document of the end of its own text."""
         return self.start + self.characters
 
 
@@ -106,7 +106,7 @@ class PassagePart(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Characters of the document up to its end."""
+        """Character offset in the document of its end."""
         return self.passages[-1].end
 
 
@@ -120,7 +120,7 @@ class _Part(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def encode_part(start: int, passages: Sequence[Passage]) -> bytes:
-    """The value of passages; start: characters of the document before the first one's gap."""
+    """Encode a part of passages; start: characters of the document before its first gap."""
     value = [
         start,
         [passage.gap for passage in passages],
@@ -134,7 +134,7 @@ def encode_part(start: int, passages: Sequence[Passage]) -> bytes:
 
 
 def decode_part(first_block: int, value: Packed, block_size: int) -> PassagePart:
-    """The passages of a value. Raises ValueError for an invalid value."""
+    """Decode a part of passages. Raises ValueError for an invalid value."""
     part = unpack(value, _Part)
     count = len(part.gaps)
     if not len(part.leads) == len(part.lengths) == len(part.characters) == count:
@@ -157,14 +157,14 @@ def decode_part(first_block: int, value: Packed, block_size: int) -> PassagePart
 
 
 class PassageOrder:
-    """Checks that parts are consecutive: `add` and `end` raise ValueError if not."""
+    """Checks that parts of passages are consecutive; if not, `add` and `end` raise ValueError."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []  # tokens of each passage so far
         self._end = 0  # characters so far
 
     def add(self, part: PassagePart) -> None:
-        """Check the next part."""
+        """Check that a part follows the previous one."""
         if part.first_block != len(self.lengths) or part.start != self._end:
             raise ValueError(f"passages before block {part.first_block} are missing, or extra")
         self.lengths += [len(passage.ids) for passage in part.passages]
