@@ -1,5 +1,5 @@
 """Training batches: windows of book text that state facts and ask for them; memories of such
-windows with chunks that ask for their facts; and the loss weight of every token.
+windows, with chunks that ask for the facts; and the loss weight of every token.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """Windows with landmarks inserted: T = blocks * (block_size + 1), a landmark at every
-    (block_size + 1)-th place.
+    """Windows with landmarks: T = blocks * (block_size + 1), and every (block_size + 1)-th token is
+    a landmark.
     """
 
     ids: torch.Tensor  # int64 [B, T]
@@ -63,7 +63,7 @@ class QuestionBatch:
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
-    """The same batch, its tensors on a device."""
+    """The same batch with its tensors on a device."""
     tensors: dict[str, Any] = {
         n: x.to(device) for n, x in vars(batch).items() if isinstance(x, torch.Tensor)
     }
@@ -97,15 +97,15 @@ class RecallData:
         return {"version": version, "numbers": torch.tensor(numbers), "gauss": gauss}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue exactly as the source that returned `state`."""
+        """Continue exactly like the source that returned `state`."""
         self._rng.setstate((state["version"], tuple(state["numbers"].tolist()), state["gauss"]))
 
     def windows(self, batch: int, blocks: int, *, gap: float) -> WindowBatch:
-        """`batch` windows of `blocks` blocks: facts, questions about them, and some `gap` tokens of
-        filler after each.
+        """Draw `batch` windows of `blocks` blocks: facts, questions about them, and about `gap`
+        tokens of filler after each.
 
-        Shares of them (RecallConfig) hold repeated spans or plain text instead, or a pass key as
-        well.
+        Shares of the windows (RecallConfig) hold repeated spans or plain text instead, or also a
+        pass key.
         """
         config, rng = self.config, self._rng
         pages = []
@@ -124,9 +124,9 @@ class RecallData:
         return WindowBatch(*self._with_landmarks(pages, blocks))
 
     def memory(self, num_windows: int, blocks: int) -> MemoryBatch:
-        """`num_windows` windows of `blocks` blocks to remember, later ones newer.
+        """Draw `num_windows` windows of `blocks` blocks to remember, later ones newer.
 
-        Two windows give different values to one thing only where the newer one states an update.
+        Two windows give the same thing different values only if the newer one states an update.
         """
         config, rng = self.config, self._rng
         if rng.random() < config.readings:
@@ -178,8 +178,8 @@ class RecallData:
     def questions(
         self, memory: MemoryBatch, num_chunks: int, blocks: int, recents: int = 4
     ) -> QuestionBatch:
-        """`num_chunks` chunks of `blocks` blocks; each asks for facts of the two windows that it
-        may read.
+        """Draw `num_chunks` chunks of `blocks` blocks; each asks for facts of the two windows that
+        it may read.
 
         Half of the chunks that directly continue a window ask first for facts of its last `recents`
         blocks. In a memory of runs, each chunk continues the text of a window and may read its run.
@@ -211,8 +211,8 @@ class RecallData:
         return QuestionBatch(ids, weights, torch.tensor(views), torch.tensor(continues))
 
     def _view(self, memory: MemoryBatch, visible: int) -> tuple[list[int], str]:
-        """Windows that a chunk may read, first the one it may continue; and their purpose: text,
-        pass key, update or facts.
+        """Windows that a chunk may read, beginning with the one that it may continue; and the
+        chunk's purpose: text, pass key, update or facts.
         """
         config, rng = self.config, self._rng
         windows = range(len(memory.contents))
@@ -286,7 +286,7 @@ class RecallData:
     def _with_landmarks(
         self, pages: Sequence[Page], blocks: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Finish the pages and set a landmark after each block: ids and weights [len(pages), blocks
+        """Finish the pages and put a landmark after each block: ids and weights [len(pages), blocks
         * (l + 1)].
         """
         for page in pages:

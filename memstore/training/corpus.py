@@ -1,4 +1,4 @@
-"""Text for training: documents of files, and their token ids as one array on disk."""
+"""Training text: documents from files, and their token ids as one array on disk."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def _read_json_lines(path: Path) -> Iterator[str]:
 class TokenCorpus:
     """Documents of files as one array of token ids, and words that occur in them.
 
-    `tokens` is uint16 [n] (a memory map), documents one after the other. `words` are lower-case
-    words of 4-10 letters to name things with, without those that are held out for evaluation.
+    `tokens` is uint16 [n] (a memory map), document after document. `words` are lower-case words of
+    4-10 letters to name things with, without those that are held out for evaluation.
     """
 
     tokens: np.ndarray
@@ -173,13 +173,13 @@ def _write_tokens(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> 
 
 
 def _entity_words(counts: Counter[str]) -> list[str]:
-    """Words for names: frequent to medium ones, without the commonest and the held-out ones."""
+    """Words for names: frequent to medium ones, without the most common and the held-out ones."""
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     first = min(_COMMONEST_SKIPPED, len(ranked) // 10)
     return [word for word in ranked[first : first + ENTITY_WORDS] if not is_held_out(word)]
 
 
 def is_held_out(word: str) -> bool:
-    """Is a word kept for evaluation? Depends on the word alone, so that all corpora agree."""
+    """Whether a word is reserved for evaluation; equal for all corpora."""
     digest = hashlib.blake2b(word.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % 100 < HELD_OUT_PERCENT

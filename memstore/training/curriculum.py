@@ -10,7 +10,7 @@ from memstore.errors import InvalidConfig
 
 @dataclass(frozen=True)
 class RecallConfig:
-    """Contents of batches, as far as stages differ. A share is a probability, 0 to 1."""
+    """Contents of batches, where stages differ. A share is a probability, 0 to 1."""
 
     # of an answer's first token: it has to be looked up, the others follow from those before
     first_weight: float = 3.0
@@ -75,9 +75,8 @@ def default_curriculum() -> tuple[Stage, ...]:
     """Learn to retrieve inside a window, then train as inference runs; about two hours of one core
     for a million parameters.
 
-    First plain sentences and numbers whose digits say nothing about each other: with varied
-    sentences and repeated digits from the start the model learns those, and its lookup stays at the
-    plateau.
+    The first stages have plain sentences and numbers without repeated digits. With varied sentences
+    and repeated digits from the start, the model learns those, and its lookup stays at the plateau.
     """
     # looking up, without the gate: inside a window, in varied sentences, then in fresh chunks
     data = RecallConfig()

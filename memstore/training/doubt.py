@@ -1,5 +1,5 @@
-"""Fit of a Doubt: a model answers questions from memories that lack some of the answers, and a
-logistic regression learns when the passages that it read do not hold the answer.
+"""Fit a Doubt: a model answers questions from memories that lack some of the answers, and a
+logistic regression learns to tell when the passages that it read do not hold the answer.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def fit_doubt(
 def _ask(
     reader: HuggingFacePassageModel, contexts: Sequence[AskedContext], count: int, rng: Random
 ) -> list[Case]:
-    """Ask `count` questions of a memory that lacks some of the texts."""
+    """Ask `count` questions of a memory that lacks some of their texts."""
     titles = sorted({one.title for one in contexts})
     place = {title: at for at, title in enumerate(rng.sample(titles, len(titles)))}
     some = sorted(contexts, key=lambda one: place[one.title])[: max(8, count // 2)]

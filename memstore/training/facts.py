@@ -1,8 +1,8 @@
-"""Planted facts: made-up things with attributes and values, and sentences that state, update and
+"""Planted facts: invented things with attributes and values, and sentences that state, update and
 ask for them. facts.txt has the words and the sentence forms.
 
-Landmark training and the benchmarks of landmark models plant these facts. Every pool of words and
-every list of sentence forms has a part that training never sees, for the split "held_out".
+Landmark training and the benchmarks of landmark models plant these facts. Of every pool of words
+and list of sentence forms, training never sees the part for the split "held_out".
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _CODAS = ("", "", "", *"nrlstmkd")
 
 @dataclass(frozen=True)
 class Pools:
-    """Words that facts are made of; few of a kind make facts that are easy to confuse."""
+    """Words that facts are made of; facts from few words of a kind are easy to confuse."""
 
     split: Split = "train"
     colours: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class Pools:
         )
 
     def narrowed(self, rng: Random) -> Pools:
-        """A few of each kind, often one attribute and one kind of name."""
+        """A few words of each kind, often one attribute and one kind of name."""
         kinds = tuple(_ENTITY_SHARES)
         colours = self.words if rng.random() < 0.5 else self.colours
         nouns = self.words if rng.random() < 0.6 else self.nouns
@@ -180,16 +180,16 @@ def _name(rng: Random, split: Split) -> str:
 
 
 def repeated_digits(rng: Random) -> str:
-    """A number of one to three different digits: copying one digit too often, or once too few, is
-    the usual mistake.
+    """A number of one to three different digits. Models usually err by copying a repeated digit
+    once too often or too rarely.
     """
     digits = "".join(rng.sample("0123456789", rng.choice((1, 2, 2, 3))))
     return "".join(rng.choices(digits, k=rng.choice((3, 4, 5, 5, 5, 6)))).lstrip("0") or "7"
 
 
 def _code(rng: Random) -> str:
-    """The pattern of a code: two or three groups of like symbols, joined or apart, but no format
-    that is held out.
+    """The pattern of a code: two or three groups of similar symbols, joined or apart, but no
+    held-out format.
     """
     while True:
         groups = [rng.choice("AAadd") * rng.randint(1, 4) for _ in range(rng.choice((2, 2, 3)))]
@@ -247,7 +247,7 @@ class Sentence:
 def draw_fact(
     rng: Random, pools: Pools, kind: ValueKind | None = None, entity_kind: EntityKind | None = None
 ) -> Fact:
-    """A made-up entity, an attribute and a value of `kind` (drawn when None)."""
+    """An invented entity, an attribute and a value of `kind` (drawn when None)."""
     entity = draw_entity(rng, pools, entity_kind)
     return Fact(entity, rng.choice(pools.attributes), draw_value(rng, pools, kind))
 
@@ -269,19 +269,19 @@ def draw_pass_key(rng: Random, repeats: float = 0.3) -> Fact:
 
 
 def named(entity: str) -> str:
-    """An entity in a sentence: proper names take no article."""
+    """An entity as written in a sentence: proper names take no article."""
     return entity if entity[:1].isupper() else f"the {entity}"
 
 
 def filled(form: str, fact: Fact) -> str:
-    """A form without a value as the text of a fact."""
+    """The text of a fact in a form without a value."""
     name = named(fact.entity)
     words = {"E": name, "C": name[:1].upper() + name[1:], "e": fact.entity, "a": fact.attribute}
     return form.format_map(words)
 
 
 def sentence(form: str, fact: Fact) -> Sentence:
-    """The sentence that a form of STATEMENTS, UPDATES or PASS_KEY_STATEMENTS makes of a fact."""
+    """The sentence of a fact in a form of STATEMENTS, UPDATES or PASS_KEY_STATEMENTS."""
     parts: list[tuple[str, bool]] = []
     *before, last = form.split("{v}")
     for text in before:
@@ -295,7 +295,7 @@ def sentence(form: str, fact: Fact) -> Sentence:
 
 
 def question(form: str, fact: Fact) -> Sentence:
-    """A question with its answer, of a form of QUESTIONS or PASS_KEY_QUESTIONS: its parts are the
-    prompt, the answer, and a full stop.
+    """A question with its answer, in a form of QUESTIONS or PASS_KEY_QUESTIONS; its parts are the
+    prompt, the answer and a full stop.
     """
     return sentence(form + " {v}.", fact)

@@ -1,5 +1,5 @@
-"""Losses of landmark training: whole windows by landmark attention, and chunks that read encoded
-windows as a memory.
+"""Losses of landmark training, of two kinds: whole windows by landmark attention, and chunks that
+read encoded windows as a memory.
 
 Chunks take a differentiable form of inference's forward pass (docs/appendix/method.md sections 4
 and 7): old blocks are at one fixed distance, a chunk attends to every block of its visible windows
@@ -38,10 +38,9 @@ class WindowMemory:
 
 @dataclass(frozen=True)
 class Negatives:
-    """Blocks that a chunk should not choose, of one token each; they compete with its visible
-    blocks.
+    """Negative blocks of one token each, which compete with a chunk's visible blocks.
 
-    keys, values: [Hkv, N, D], landmark keys and the value that each block stands for.
+    keys, values: [Hkv, N, D], each block's landmark key and value.
     """
 
     keys: Tensor
@@ -91,7 +90,7 @@ def encode_windows(
 
 
 def negatives_of(memory: list[WindowMemory], token: int) -> list[Negatives]:
-    """Negatives of all blocks, ordered by window and block: the landmark key, and the value of
+    """Negatives from all blocks, ordered by window and block: the landmark key, and the value of
     content token `token`.
     """
     return [
@@ -115,12 +114,12 @@ def read_memory(
 ) -> Tensor:
     """Encode chunks that attend to themselves, to some windows as memory, and to negatives.
 
-    chunks: one that continues a window has the window's last top_k blocks, as the model looks them
-    up, at their true positions before it; the rest and other windows are at the fixed distance.
+    chunks: one that continues a window has its last top_k blocks (top_k of the model's lookups) at
+    their true positions before it; its other blocks and other windows are at the fixed distance.
     negatives: by layer, landmarks that compete without being visible; bias: 0 or less, is added to
-    their scores. top_k: of visible blocks and negatives together every (token, head) sees only its
-    best, as inference does; None = all. All tensors are on the model's device. Returns hidden
-    states [C, T, hidden].
+    their scores. top_k: number of visible blocks and negatives together that every (token, head)
+    sees, the best ones, as in inference; None: all. All tensors are on the model's device. Returns
+    hidden states [C, T, hidden].
     """
     cmt_keys = model.cmt_keys() if cmt else None
     reading = _Reading(model, chunks, memory, negatives, bias, cmt_keys, top_k)
@@ -166,7 +165,7 @@ class _Reading:
         self.scale = shape.head_dim**-0.5
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As Attend: the chunk's own tokens, and what it reads through the gate."""
+        """As Attend: to the chunk's own tokens, and to what it reads through the gate."""
         q, size = q * self.scale, self.shape.block_size
         k_cmt = None if self.cmt_keys is None else self.cmt_keys[layer]
         rotate = self.rope.rotate
@@ -200,8 +199,8 @@ class _Reading:
         return base + (output * gate[..., None]).to(base.dtype)
 
     def _scores(self, window: WindowMemory, q: Tensor, far: Tensor) -> Tensor:
-        """[C, H, T, N, b] of queries and every token of every visible block, landmarks last; far:
-        the queries at the fixed distance.
+        """[C, H, T, N, b]: scores of queries with every token of every visible block, landmarks
+        last; far: the queries at the fixed distance.
         """
         visible, heads, b = self.chunks.visible, window.keys.shape[1], self.shape.stride
         keys = window.keys[visible].transpose(1, 2).reshape(len(visible), heads, self.count * b, -1)
@@ -219,7 +218,7 @@ class _Reading:
         return s
 
     def _competing(self, landmark: Tensor, far: Tensor, negatives: Negatives | None) -> Tensor:
-        """[C, H, T, N and negatives]: scores of landmarks that share a row's attention."""
+        """[C, H, T, N and negatives]: scores of landmarks that compete for a row's attention."""
         competing = landmark
         if negatives is not None:
             wrong = accumulate(_shared(far, negatives.keys.transpose(-1, -2))) + self.bias
@@ -241,8 +240,8 @@ class _Reading:
 
 
 def _shared(x: Tensor, shared: Tensor) -> Tensor:
-    """x [C, H, T, n] times a matrix every chunk shares, [Hkv, n, m] -> [C, H, T, m]: one product
-    per KV head.
+    """x [C, H, T, n] times a matrix shared by all chunks, [Hkv, n, m] -> [C, H, T, m]: one product
+    for each KV head.
     """
     chunks, heads, rows, n = x.shape
     flat = x.transpose(0, 1).reshape(shared.shape[0], -1, n) @ shared
@@ -251,8 +250,9 @@ def _shared(x: Tensor, shared: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Loss:
-    """total: weighted sum of cross entropies; weight: sum of the weights; correct, lookups: tokens
-    right, and in all, of those that weigh more than 1, the first of each answer.
+    """total: weighted sum of cross entropies; weight: sum of the weights. lookups: number of tokens
+    with a weight above 1, the first of each answer; correct: how many of them are predicted
+    correctly.
     """
 
     total: Tensor
@@ -266,7 +266,7 @@ def next_token_loss(model: Transformer, hidden: Tensor, ids: Tensor, weights: Te
     7.
 
     ids, weights: [B, T]; a token's weight is that of predicting it (0 for landmarks). The token
-    before a landmark predicts the token after it, and so does the landmark itself.
+    before a landmark and the landmark itself both predict the token after the landmark.
     """
     targets, target_weights = ids[:, 1:], weights[:, 1:]
     before_landmark = targets == model.landmark_id
@@ -307,7 +307,7 @@ class Steps:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue exactly as the object that returned `state`."""
+        """Continue exactly like the object that returned `state`."""
         self._data.restore(state["data"])
         self.tokens = state["tokens"]
         self._rng.setstate((3, tuple(state["rng"].tolist()), None))
@@ -319,18 +319,18 @@ class Steps:
 
     def losses(self, stage: Stage, share: float) -> tuple[Loss, Loss | None]:
         """Losses of the next step's windows, and of the chunks that read them (None in stages of
-        whole windows). share: the done part of the stage, 0 to 1.
+        whole windows). share: finished share of the stage, 0 to 1.
         """
         return (self._windows if stage.kind == "windows" else self._memory)(stage, share)
 
     def _controlled(self, stage: Stage, windows: int, blocks: int) -> Tensor | None:
-        """[windows, blocks] bool: landmarks under the gate, half of them; None without a gate."""
+        """[windows, blocks] bool: blocks under the gate, half of them; None without a gate."""
         if not stage.cmt:
             return None
         return (torch.rand(windows, blocks, generator=self._generator) < 0.5).to(self._device)
 
     def _count(self, *ids: Tensor) -> None:
-        """ids with landmarks [B, blocks * (block_size + 1)] are read in this step."""
+        """Count ids with landmarks [B, blocks * (block_size + 1)] as read in this step."""
         shape = self._model.shape
         self.tokens += sum(x.numel() for x in ids) // shape.stride * shape.block_size
 
@@ -384,7 +384,7 @@ class Steps:
         )
 
     def _with_earlier(self, fresh: list[Negatives]) -> list[Negatives]:
-        """This step's landmarks and those in the queue, of each layer."""
+        """For each layer, this step's landmarks and those in the queue."""
         layers = [[n, *(entry[i] for entry in self._queue)] for i, n in enumerate(fresh)]
         return [
             Negatives(

@@ -32,7 +32,7 @@ _RUN_GAP = 256  # tokens left out between the windows of a run, for chunks that 
 
 
 class Source:
-    """Tokenizer, corpus and random generator of pages."""
+    """The tokenizer, corpus and random generator that pages are drawn with."""
 
     def __init__(self, tokenizer: Tokenizer, corpus: TokenCorpus, rng: Random) -> None:
         self.rng = rng
@@ -46,7 +46,7 @@ class Source:
         self.ends_sentence = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
 
     def text(self, offset: int, length: int) -> np.ndarray:
-        """Ids of the corpus from `offset` on, fewer than `length` at its end."""
+        """Ids of the corpus from `offset` on; at its end fewer than `length`."""
         return self._tokens[offset : offset + length]
 
 
@@ -117,11 +117,11 @@ class Page:
         last_weight: float | None = None,
         across: bool = False,
     ) -> tuple[int, int]:
-        """Write a sentence; returns where its first value begins and how many tokens it has.
+        """Write a sentence; return where its first value begins and its number of tokens.
 
-        `value_weights` are those of its values in turn, `last_weight` that of what follows the
-        last. With `across`, filler first moves it so that the end of a block falls inside the first
-        value, if it can.
+        `value_weights` are the weights of its values in turn, `last_weight` that of the text after
+        the last. With `across`, filler first moves it so that a block ends inside the first value,
+        if possible.
         """
         rng, block = self._rng, self._block_size
         if self.ids and rng.random() < 0.15:
@@ -163,8 +163,8 @@ class Page:
         return start, length
 
     def plain(self, after: int | None = None) -> int:
-        """Fill the page with text of the corpus, from a random place or a little after offset
-        `after`; returns the offset of what follows it.
+        """Fill the page with text of the corpus, from a random offset or shortly after offset
+        `after`; return the offset of the following text.
         """
         corpus = self._source.corpus
         if after is not None and after + _RUN_GAP + self._size + _TEXT_AFTER <= len(corpus):
@@ -175,7 +175,7 @@ class Page:
         return offset + self._size
 
     def copies(self, gap: float) -> None:
-        """Fill the page with text, then spans of 8-32 tokens repeated from it."""
+        """Fill the page with text, and then with repeated spans of 8-32 tokens of it."""
         rng = self._rng
         self.filler(max(8, rng.random() * self._size * 0.6), exact=True)
         while len(self.ids) < self._size:
@@ -187,7 +187,7 @@ class Page:
             self.put(span[3:], _COPY)
 
     def asked_facts(self, gap: float, pools: Pools, pass_key: bool, known: Known) -> None:
-        """Fill the page with facts, filler between them, and questions for them. `known`: facts
+        """Fill the page with facts, filler between them, and questions about them. `known`: facts
         that must not be stated again; new ones are added.
         """
         rng = self._rng
@@ -226,7 +226,7 @@ class Page:
         key: Fact | None,
         known: Known,
     ) -> list[StatedFact]:
-        """Fill the page, window `window` of a memory, with facts; returns those that are stated
+        """Fill the page, window `window` of a memory, with facts; return those that are stated
         completely. `known` is updated. key: the memory's pass key, if any.
         """
         rng = self._rng
@@ -262,7 +262,7 @@ class Page:
         return stated
 
     def questions(self, asked: Sequence[Fact], spans: Sequence[list[int]], pools: Pools) -> None:
-        """Fill the page with questions for `asked`, in order, after unrelated text or a copy out of
+        """Fill the page with questions for `asked`, in order, after unrelated text or a copy from
         `spans`.
         """
         rng, config = self._rng, self._config
@@ -296,14 +296,14 @@ class Page:
         self.say(sentence, (1.0,), last_weight=self._config.stop_weight)
 
     def _usual(self, name: str, pools: Pools) -> str:
-        """The first form of a list, the paper's, more often than not."""
+        """The first form of a list, which is the paper's, in most cases."""
         choices = forms(name, pools)
         return choices[0] if pools.simple or self._rng.random() < 0.6 else self._rng.choice(choices)
 
     def _next(
         self, facts: Sequence[Fact], pools: Pools, statements: Sequence[str], known: Known
     ) -> tuple[Fact, Fact | None, str]:
-        """A new fact, or a new value of one of `facts`: the fact, the one that it changes, and the
+        """A new fact, or a new value of one of `facts`: the fact, the fact that it changes, and the
         form that states it.
         """
         rng = self._rng
@@ -316,7 +316,7 @@ class Page:
         return changed, old, rng.choice(forms("UPDATES", pools))
 
     def _new_fact(self, facts: Sequence[Fact], pools: Pools, known: Known) -> Fact:
-        """A fact about something not `known` yet, at times nearly one of `facts`."""
+        """A fact about something not in `known`, sometimes similar to one of `facts`."""
         rng, attempt = self._rng, 0
         while True:
             # A few colours and nouns can be used up; then anything of the split will do.

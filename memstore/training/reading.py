@@ -45,9 +45,9 @@ _RANK = 16
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """tokens: training budget; pool_tokens: passages of a pool; pools: of an optimizer step;
-    joined: pools of a forward pass; unanswerable: share of the questions whose gold passage is left
-    out; workers: processes that draw examples, 0 for none.
+    """tokens: training budget; pool_tokens: tokens of a pool's passages; pools: number in an
+    optimizer step; joined: number in a forward pass; unanswerable: share of questions whose gold
+    passage is left out; workers: processes that draw examples, 0 for none.
     """
 
     tokens: int = 4_000_000
@@ -61,7 +61,7 @@ class ReadingOptions:
     seed: int = 0
 
     def on(self, model: HuggingFacePassageModel) -> ReadingOptions:
-        """For a GPU: forward passes of as many pools as its free memory and the budget allow."""
+        """Options for a GPU: its free memory and the budget limit a forward pass's pools."""
         if model.device.type != "cuda":
             return self
         shape, (free, _) = model.shape, torch.cuda.mem_get_info(model.device)
@@ -71,12 +71,12 @@ class ReadingOptions:
         return replace(self, joined=joined, pools=pools, workers=workers)
 
     def pools_of(self, examples: Examples, rng: Random) -> Iterator[list[Composed]]:
-        """Pools that are drawn for ever."""
+        """Draw pools without end."""
         return examples.pools(rng, self.pool_tokens, self.most_passages, self.unanswerable)
 
 
 class Pack:
-    """Examples packed into one forward pass; passages that several of them read are there once."""
+    """Examples packed into one forward pass; a passage that several of them read is in it once."""
 
     def __init__(
         self, model: HuggingFacePassageModel, examples: Sequence[Composed], *, as_text: bool
@@ -126,7 +126,7 @@ class Pack:
     def attend(
         self, model: HuggingFacePassageModel, layer_idx: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Unrotated q [1, H, T, D], k and v [1, Hkv, T, D] -> [1, H, T, D]."""
+        """q [1, H, T, D], k and v [1, Hkv, T, D], not rotated -> [1, H, T, D]."""
         found = [rows.attended(model, layer_idx, q, k, v) for rows in self._rows]
         return torch.cat(found, 1)[None, :, self._place[:-1]]
 
@@ -136,8 +136,8 @@ def _width(row: Sequence[range]) -> int:
 
 
 class _Rows:
-    """Rows of a pack as a batch that is padded on the left. The last span of a row attends to all
-    of the row, causally, with queries and keys at consecutive positions.
+    """Rows of a pack as a batch with padding on the left. The last span of a row attends causally
+    to the whole row, with queries and keys at consecutive positions.
     """
 
     def __init__(self, rows: Sequence[Sequence[range]], total: int) -> None:
@@ -155,7 +155,7 @@ class _Rows:
     def attended(
         self, model: HuggingFacePassageModel, layer_idx: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Unrotated q [1, H, T, D], k and v [1, Hkv, T, D] -> [H, rows * longest, D]."""
+        """q [1, H, T, D], k and v [1, Hkv, T, D], not rotated -> [H, rows * longest, D]."""
         longest, width = self.tokens.shape[1], self._columns.shape[1]
         spec = model.forms[layer_idx]
         queries = q[0][:, self._columns[:, -longest:]].transpose(0, 1)  # [rows, H, longest, D]
@@ -177,8 +177,8 @@ class _Rows:
 
 @dataclass(eq=False)
 class Steps(IterableDataset[list[list[Pack]]]):
-    """The forward passes of optimizer steps, drawn for ever; each worker process draws others. With
-    each pack of a writer comes what its teacher reads: the same examples as text.
+    """The forward passes of optimizer steps, without end; each worker process draws different ones.
+    A writer's pack comes with its teacher's: the same examples as text.
     """
 
     model: HuggingFacePassageModel
@@ -227,7 +227,7 @@ class Reading:
 
     def loss(self, pack: Pack, text: Pack | None = None) -> Tensor:
         """Mean loss over answer tokens: cross-entropy; for a writer, the KL divergence from the
-        stock model that has the same passages as text.
+        stock model, which reads the same passages as text.
         """
         if text is None:
             return cross_entropy(self.logits(pack), pack.targets)
@@ -238,9 +238,9 @@ class Reading:
 
     @torch.no_grad()
     def validate(self, packs: Sequence[Sequence[Composed]]) -> dict[str, float]:
-        """Share of answers that greedy decoding gives verbatim ("right"). An adapter of kind "both"
-        gets the threshold of doubt that refuses a tenth of the answerable questions here;
-        "unanswerable refused" is the share of others that it refuses.
+        """Share of answers that greedy decoding reproduces exactly ("right"). An adapter of kind
+        "both" gets the threshold of doubt that refuses a tenth of the answerable questions here;
+        "unanswerable refused" is the share of unanswerable ones that it refuses.
         """
         right: list[bool] = []
         doubts: dict[bool, list[float]] = {True: [], False: []}  # by whether there is an answer
@@ -260,7 +260,7 @@ class Reading:
         return found
 
     def learn(self, passes: Sequence[Sequence[Pack]], rate: float) -> float:
-        """Take an optimizer step, with this learning rate after 20 steps of warm-up -> its loss."""
+        """Take an optimizer step; return its loss. rate: learning rate after 20 warm-up steps."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate * min(1.0, (self.step + 1) / 20)
         total, drawn = 0.0, sum(len(pack.counts) for pack, *_ in passes)
@@ -283,7 +283,7 @@ class Reading:
         write_state(path, state | counts)
 
     def restore(self, path: Path) -> None:
-        """Load a checkpoint. Raises InvalidInput for one of another adapter, or damaged."""
+        """Load a checkpoint. Raises InvalidInput if it is damaged or of another adapter."""
         state = read_state(path)
         try:
             self.weights.load_state_dict(state["weights"])
@@ -305,9 +305,9 @@ def adapt_reading(
     options: ReadingOptions,
     report: Callable[[str], None] = lambda line: None,
 ) -> ReadingAdapter:
-    """Train a reading adapter for a model on questions; a twentieth of the titles is held out, and
-    the scores of their questions are stored in it. An adapter of this kind that the model has is
-    trained further.
+    """Train a reading adapter for a model on questions; continues with the model's adapter of this
+    kind, if it has one. A twentieth of the titles is held out, and the scores of their questions
+    are stored in the adapter.
 
     work: directory of checkpoints; an interrupted run resumes there. Raises InvalidInput for
     questions of fewer than two titles or without answers, for texts that are all longer than a

@@ -32,8 +32,8 @@ class Composed:
 
 @dataclass(frozen=True)
 class Example:
-    """A question about a text. right: the passages that it needs, none if no passage has an answer
-    verbatim; holding: those that have one. Texts and passages are numbers.
+    """A question about a text. right: the passages that it needs, none if no passage contains an
+    answer verbatim; holding: passages that do. Texts and passages are numbers.
     """
 
     text: int
@@ -44,7 +44,7 @@ class Example:
 
 @dataclass(eq=False)
 class Text:
-    """A text, the numbers of its passages and their tokens in all."""
+    """A text: its number, the numbers of its passages, and their tokens in all."""
 
     collection: str
     about: tuple[str, str]  # source and title
@@ -106,8 +106,8 @@ class Examples:
     def pools(
         self, rng: Random, tokens: int, most: int, unanswerable: float
     ) -> Iterator[list[Composed]]:
-        """Draw the questions of texts with passages of at most `tokens` tokens, for ever. Sources
-        are drawn by the square root of their size.
+        """Draw questions of texts with at most `tokens` tokens of passages, without end. A source's
+        probability grows with the square root of its size.
 
         most: passages of an example; unanswerable: share of questions whose answer is left out.
         Raises InvalidInput if all texts are longer.
@@ -166,7 +166,7 @@ class Examples:
         return Composed([self.ids[at] for group in groups for at in group], asked.question, answer)
 
     def _near(self, asked: AskedQuestion, passages: range, most: int) -> set[int]:
-        """The run of `most` consecutive passages that shares most words with the question."""
+        """The `most` consecutive passages that share most words with the question."""
         wanted = set(plain_words(asked.question))
         shared = [self._shared(wanted, at) for at in passages]
         starts = range(max(1, len(passages) - most + 1))
@@ -174,8 +174,8 @@ class Examples:
         return set(passages[start : start + most])
 
     def _others(self, text: Text, rng: Random) -> list[Text]:
-        """Texts to read with one: up to three of its title, and up to three of others with passages
-        that share rare words with one of its questions, those with most first.
+        """Texts to read together with one: up to three with its title, and up to three others with
+        passages that share rare words with one of its questions, those with most first.
         """
         same = [one for one in self._about[text.about] if one is not text]
         found = rng.sample(same, min(len(same), rng.randrange(4)))

@@ -1,4 +1,4 @@
-"""Questions about texts: files of them, questions made from prose, and those that are held out."""
+"""Questions about texts: from files or made from prose, for training and held out."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _PART, _PARTS_OF_A_TITLE, _ASKED = 1200, 20, 3
 
 
 class AskedQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question. answers: the first is trained on; empty if the text has no answer. sentence: the
-    answer as a whole sentence, which is trained on where the question asks why or how.
+    """A question. answers: the first is the training target; empty if the text has no answer.
+    sentence: the answer as a whole sentence, the target if the question asks why or how.
     """
 
     question: _Said
@@ -50,7 +50,7 @@ class AskedContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def collection(self) -> str:
-        """Texts of one source and language belong together."""
+        """Source and language of the text, whose texts form one collection."""
         return f"{self.source} {self.lang}"
 
 
@@ -71,8 +71,8 @@ def read_questions(path: Path) -> list[AskedContext]:
 
 
 def questions_of(texts: Sequence[str], count: int, seed: int) -> list[AskedContext]:
-    """Questions made from texts: of `count` random parts of some 1,200 characters, what the text
-    says about a word that only one of its sentences has; the answer is that sentence.
+    """Make `count` questions from random parts, of about 1,200 characters, of texts: what does the
+    text say about a word that only one of its sentences has? The answer is that sentence.
     """
     rng, parts = Random(seed), []
     for number, text in enumerate(texts):
@@ -100,8 +100,8 @@ def questions_of(texts: Sequence[str], count: int, seed: int) -> list[AskedConte
 def split_titles(
     contexts: Sequence[AskedContext], seed: int
 ) -> tuple[list[AskedContext], list[AskedContext]]:
-    """Texts to train on, and those of a twentieth of the titles, to measure with. Raises
-    InvalidInput for questions about fewer than two titles, and where either part lacks answers.
+    """Divide texts into those to train on, and those of a twentieth of the titles, to measure with.
+    Raises InvalidInput for questions about fewer than two titles, and if either part lacks answers.
     """
     titles = sorted({one.title for one in contexts})
     Random(seed).shuffle(titles)
@@ -118,7 +118,7 @@ def split_titles(
 
 
 def stands_in(question: AskedQuestion, text: str) -> bool:
-    """Does a text hold an answer verbatim, but for case?"""
+    """Whether a text contains one of the answers verbatim, ignoring case."""
     return any(answer.lower() in text.lower() for answer in question.answers)
 
 

@@ -76,13 +76,13 @@ class Subject:
     def __init__(
         self, config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
     ) -> None:
-        """resume: the run in `config.out`; its weights are copied into the model's."""
+        """resume: load the weights of the run in `config.out` into the model."""
         model, self.tokenizer = begin_model(config, texts, resume)
         self.model: Transformer = model.to(device)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Settings that a resumed run must share, in plain values."""
+        """Settings that must be equal in a resumed run, as plain values."""
         return {}
 
     @property
@@ -91,11 +91,11 @@ class Subject:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def optimizers(self, stage: Stage) -> list[torch.optim.Optimizer]:
-        """Fresh ones for a stage."""
+        """New optimizers for a stage."""
         return make_optimizers(self.model, stage.lr, stage.muon_lr)
 
     def save(self, directory: Path) -> None:
-        """Write a model that --model takes. Raises OSError."""
+        """Write a model that --model accepts. Raises OSError."""
         save_checkpoint(self.model, self.tokenizer, directory)
 
 
@@ -112,9 +112,9 @@ def begin_model(
 
 
 def new_model(config: ModelConfig, init: Path | None, seed: int) -> Transformer:
-    """The decoder of a configuration.
+    """A Transformer of a configuration, with random weights, or those of `init`.
 
-    init: a checkpoint of this architecture. Raises InvalidConfig for another, InvalidWeights.
+    init: a checkpoint. Raises InvalidConfig if its architecture differs, InvalidWeights.
     """
     model = Transformer(config)
     if init is None:
@@ -131,7 +131,7 @@ def new_model(config: ModelConfig, init: Path | None, seed: int) -> Transformer:
 
 
 def _begun_with(config: TrainConfig) -> ModelConfig:
-    """The model of the run that is resumed. Raises InvalidConfig where another is asked for."""
+    """The configuration of the resumed run. Raises InvalidConfig for a different request."""
     begun = read_configuration(config.out)
     asked = config.model.architecture()
     other = [f"{n} {x}" for n, x in begun.architecture().items() if x != asked[n]]
@@ -146,8 +146,8 @@ def _begun_with(config: TrainConfig) -> ModelConfig:
 def _tokenizer(
     config: TrainConfig, texts: Sequence[Path], model: ModelConfig, *, resume: bool
 ) -> Tokenizer:
-    """The tokenizer of the resumed run, or a new one. Without `resume`, a tokenizer that an earlier
-    run left in `config.out` is overwritten: it may come from other texts or weights.
+    """The tokenizer of the resumed run, or a new one. Without `resume`, a tokenizer of an earlier
+    run in `config.out` is overwritten: it may come from other texts or weights.
     """
     path = config.out / "tokenizer.json"
     if resume:
@@ -289,7 +289,7 @@ def train(
 
 
 def update(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
-    """One step down the loss: gradients, clipped, and the optimisers."""
+    """Take one training step: clipped gradients of the loss, then the optimizers."""
     for optimizer in optimizers:
         optimizer.zero_grad()
     loss.backward()
@@ -312,7 +312,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What write_state wrote. Raises InvalidInput for a file that is not whole."""
+    """Read a file of write_state. Raises InvalidInput for an incomplete file."""
     try:
         state: dict[str, Any] = torch.load(path, "cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -452,7 +452,7 @@ class _Run:
         write_state(self.config.out / "state.pt", state)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `save` wrote."""
+        """Continue from the state that `save` wrote."""
         if state["stages"] != [stage.name for stage in self.config.stages]:
             raise InvalidConfig(
                 f"{self.config.out} was trained with other stages: {', '.join(state['stages'])}"

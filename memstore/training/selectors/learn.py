@@ -1,6 +1,4 @@
-"""Training of the learned selector: a projection of a frozen model's states, which are computed
-once.
-"""
+"""Train the learned selector: a projection of a frozen model's states, which are computed once."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ class Trained(nn.Module):
         self.scale = nn.Parameter(torch.tensor(3.0))  # ln of what scores are multiplied with
 
     def landmarks(self, states: Tensor) -> Tensor:
-        """[..., hidden] of documents -> unit vectors [..., width]."""
+        """States [..., hidden] of documents -> unit vectors [..., width]."""
         x = (states - self.document_mean) / self.document_deviation
         x = F.dropout(x, self.blanked, self.training)
         return F.normalize(x @ self.projection, dim=-1)
@@ -73,8 +71,8 @@ class Trained(nn.Module):
         keys: Tensor,
         passages: Sequence[int],
     ) -> Tensor:
-        """Scores [questions, passages] of rows [R, hidden], `lengths` of each question, for keys
-        [tokens, width], `passages` tokens of each passage.
+        """Scores [questions, passages]. rows: [R, hidden], states of all questions' tokens;
+        lengths: tokens of each question; keys: [tokens, width]; passages: tokens of each passage.
         """
         x = (rows - self.question_mean) / self.question_deviation
         x = F.dropout(x, self.blanked, self.training)
@@ -98,8 +96,8 @@ class Trained(nn.Module):
 
     @torch.no_grad()
     def wrong(self, states: States, most: int) -> dict[int, list[int]]:
-        """By Asked.first: the `most` best-scored passages of the same collection that do not
-        answer.
+        """For each question, by Asked.first: the `most` best-scored passages of the same collection
+        that do not answer it.
         """
         self.eval()
         device, found, first = self.projection.device, dict[int, list[int]](), 0
@@ -201,7 +199,7 @@ class _Run:
         return F.cross_entropy(logits, targets), float(right)
 
     def _competing(self, asked: Sequence[Asked]) -> list[int]:
-        """The passages of a batch: the right ones, some that are easily taken for them, others."""
+        """The passages of a batch: right ones, hard negatives, and random ones."""
         rng, every = self.rng, range(len(self.states.ends))
         wanted = {one.right for one in asked}
         for one in asked:
@@ -210,7 +208,7 @@ class _Run:
         return sorted(wanted | set(rng.sample(every, min(self.config.others, len(every)))))
 
     def _rows(self, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, list[int]]:
-        """States, ids and lengths of questions, some of their tokens dropped."""
+        """States, ids and lengths of questions; some of their tokens are dropped."""
         chosen, lengths = [], []
         for one in asked:
             kept = [

@@ -1,4 +1,4 @@
-"""Making a selector for a model: a learned projection joined with words, trained on questions and
+"""Make a selector for a model: a learned projection combined with words, trained on questions and
 measured with held-out ones.
 """
 
@@ -56,7 +56,7 @@ def adapt(
     """Make a selector for a model from questions, and measure it with held-out ones.
 
     report: called with lines of progress. Raises InvalidInput for questions of fewer than two
-    titles, and where too few answers are in a passage verbatim.
+    titles, and if too few answers are in a passage verbatim.
     """
     config = config or LearnConfig()
     made_for, tokenizer = reader.made_for, reader.tokenizer
@@ -95,8 +95,8 @@ def adapt(
 
 
 def drawn(contexts: Sequence[AskedContext], count: int, seed: int) -> list[AskedContext]:
-    """About `count` contexts with answers; a collection's share grows with the square root of its
-    size.
+    """Draw about `count` contexts with answers; a collection's share grows with the square root of
+    its size.
     """
     collections: dict[str, list[AskedContext]] = defaultdict(list)
     for one in contexts:
@@ -112,8 +112,8 @@ def drawn(contexts: Sequence[AskedContext], count: int, seed: int) -> list[Asked
 
 
 def _alike(states: States, tokenizer: TokenText) -> dict[int, list[int]]:
-    """By Asked.first: passages of the same collection that share most rare words with the question
-    and do not answer it.
+    """For each question, by Asked.first: passages of the same collection that share most rare words
+    with it and do not answer it.
     """
     selector, first = Selector(), 0
     haystack = Haystack(selector.spec)
@@ -137,7 +137,7 @@ def _alike(states: States, tokenizer: TokenText) -> dict[int, list[int]]:
 def _with_words(
     learned: Learned, haystack: Haystack, states: States
 ) -> tuple[Selector, list[Outcome]]:
-    """The selector with the best weight of words, and its outcomes."""
+    """The selector with the best weight for words, and its outcomes."""
     alone, scope = Selector(learned), haystack.scope
     queries = [states.query(one) for one in states.asked]
     by_landmarks = [alone.scores(query, haystack, scope) for query in queries]
@@ -160,7 +160,7 @@ def _with_words(
 
 
 class Haystack:
-    """Passages of many texts with the indexes of a memory, but in RAM only."""
+    """Passages of many texts with the indexes of a memory, in RAM only."""
 
     def __init__(self, form: IndexSpec) -> None:
         self._tokens = TokenIndex(form.width) if form.width else None
@@ -170,7 +170,7 @@ class Haystack:
     def add_passages(
         self, selector: Selector, tokenizer: TokenText, passages: Sequence[Captured]
     ) -> None:
-        """Add a document of these passages, as the selector indexes it."""
+        """Add a document of these passages, indexed by the selector."""
         number = len(self.scope)
         kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
         if self._tokens is not None and kept:
@@ -195,8 +195,8 @@ class Haystack:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one question: rank, from 0, of the right passage; the best score; and how much the best
-    wrong score rises as the number of passages doubles.
+    """The search result of one question: rank of the right passage, from 0; the best score; and how
+    much the best wrong score rises when the number of passages doubles.
     """
 
     rank: int
@@ -210,8 +210,8 @@ def _recalls(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 def measure(states: States, scored: Sequence[Tensor]) -> list[Outcome]:
-    """Outcomes of all questions of `states`. scored: scores of each question [passages of the
-    haystack, which begins with those of `states`].
+    """Outcomes of all questions of `states`. scored: for each question, scores [passages of the
+    haystack, beginning with those of `states`].
     """
     found = []
     for asked, scores in zip(states.asked, scored, strict=True):
@@ -227,8 +227,8 @@ def gate_of(outcomes: Sequence[Outcome], passages: int) -> Gate:
     """A gate whose thresholds refuse each share of CAUTIONS of these questions in a memory of
     `passages` passages.
 
-    The threshold rises with the number of passages half as fast as the best wrong score: right
-    scores do not rise, so that both kinds of errors share the rise.
+    The threshold rises with the number of passages half as fast as the best wrong score. Right
+    scores do not rise, so the increase of errors is divided among both kinds.
     """
     best = sorted(outcome.confidence for outcome in outcomes)
     growth = sum(outcome.growth for outcome in outcomes) / len(outcomes) / 2
@@ -238,7 +238,7 @@ def gate_of(outcomes: Sequence[Outcome], passages: int) -> Gate:
 
 
 def _growth(scores: Tensor) -> float:
-    """How much the best of scores [blocks] rises as their number doubles."""
+    """How much the best of scores [blocks] rises when their number doubles."""
     parts = [part.max() for part in scores.tensor_split(2**_HALVINGS) if len(part)]
     if len(parts) < 2**_HALVINGS:
         return 0.0

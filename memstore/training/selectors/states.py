@@ -22,8 +22,8 @@ _PIECE = 16  # texts read at once
 def captured(
     reader: PassageModel, rows: Sequence[Sequence[int]], layer: int, *, asked: bool
 ) -> list[Captured]:
-    """Captured states of a layer for rows of ids, each read alone after the prefix. asked: the rows
-    are questions, else passages, which some adapters adapt alone.
+    """Captured states of a layer for rows of ids, each computed alone after the prefix. asked:
+    whether the rows are questions or passages; some adapters adapt only passages.
     """
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # fuller passes
     given = (rows[row] for row in order)
@@ -37,9 +37,9 @@ def captured(
 class Asked:
     """A question, the passages that answer it, and its states: States.rows[first:end].
 
-    ids: tokens of the question alone, without the chat template. context: the number of its text.
-    right: the passage that answers. touched: the passages that hold the answer or are needed for
-    it. Passages are numbered over all texts.
+    ids: tokens of the question alone, without the chat template. context: number of its text.
+    right: the passage that answers. touched: passages that hold the answer or are needed for it.
+    Passages are numbered over all texts.
     """
 
     text: str
@@ -55,10 +55,10 @@ class Asked:
 class States:
     """States that enter a layer, scaled to a root mean square of 1.
 
-    ids: [N], of all passages, one passage after another; ends: [P], where each passage ends in
-    them. passages: float16 [N, hidden]. rows: float16 [R, hidden], those of the questions' own
-    words one after another; row_ids: [R]. texts: of each text its collection and the number of the
-    passage after its last.
+    ids: [N], of all passages, one after another; ends: [P], the end of each passage in ids.
+    passages: float16 [N, hidden]. rows: float16 [R, hidden], states of the questions' own words,
+    one question after another; row_ids: [R]. texts: for each text its collection and the number of
+    the passage after its last.
     """
 
     layer: int
@@ -71,7 +71,7 @@ class States:
     texts: tuple[tuple[str, int], ...]
 
     def query(self, asked: Asked) -> Query:
-        """A question as a search takes it."""
+        """The search query of a question."""
         rows = {self.layer: self.rows[asked.first : asked.end]}
         return Query(Captured(list(asked.ids), rows), asked.text)
 
@@ -97,8 +97,8 @@ def read_states(
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
 ) -> States:
-    """Read the passages of texts, and of each text at most four questions whose answer a passage
-    holds. report: called with lines of progress.
+    """Compute the states of texts' passages, and of at most four questions of each text whose
+    answer a passage holds. report: called with lines of progress.
     """
     examples, rng = Examples(contexts, reader), Random(seed)
     every, passages = list[Tensor](), list[Tensor]()
