@@ -1,5 +1,5 @@
-"""The chunks of a document, or batches of its passages, that its writer gets: checked, encoded, and
-committed in transactions of whole chunks.
+"""The chunks of a document, or batches of its passages, as its writer gets them: they are checked,
+encoded, and committed in transactions of whole chunks.
 
 Transactions of several documents interleave; each is stored completely or not at all.
 """
@@ -61,17 +61,17 @@ class Chunk:
 
     @property
     def end_block(self) -> int:
-        """The number of the block after it."""
+        """The block number after its last block."""
         return self.first_block + len(self.lengths)
 
     @property
     def end_token(self) -> int:
-        """The number of the token after it."""
+        """The token number after its last token."""
         return self.first_token + sum(self.lengths)
 
 
 def finite(parts: Sequence[Tensor]) -> bool:
-    """Are all numbers of these tensors finite?"""
+    """Whether all numbers of these tensors are finite."""
     # a NaN makes both the least and the greatest number NaN
     ends = [end for part in parts if part.numel() for end in part.aminmax()]
     return not ends or bool(torch.stack(ends).isfinite().all())
@@ -86,7 +86,7 @@ def check_chunk(
     layers: Mapping[int, LayerBlocks],
     length_of_last: int | None,
 ) -> Chunk:
-    """The chunk that begins at first_block: see DocumentWriter.add_chunk. Raises InvalidInput."""
+    """Check a chunk at first_block: see DocumentWriter.add_chunk. Raises InvalidInput."""
     heads, size, dim = catalog.signature.geometry.shape
     n = layers[0][0].shape[0]
     blocks, keys = (n, heads, size, dim), (n, heads, dim)
@@ -118,7 +118,7 @@ def check_batch(
     landmarks: Tensor | None,
     words: Sequence[Words] | None,
 ) -> Chunk:
-    """The passages that begin at this block, token and character; kv: K, V by position in
+    """Check passages that begin at `at`: block, token and character; kv: K, V by position in
     `passages`. See DocumentWriter.add_passages. Raises InvalidInput.
     """
     block, token, character = at
@@ -193,10 +193,9 @@ def _selector_runs(
 
 
 class Commits:
-    """Encodes and commits the chunks of one document, in their order.
+    """Encodes and commits the chunks of one document, in order.
 
-    Of layers without memory only the latest blocks are stored, as many as a resumed ingest attends
-    to.
+    Layers without memory store only their latest blocks, the ones that a resumed ingest attends to.
     """
 
     def __init__(self, catalog: Catalog, document: Document, replaces: Document | None) -> None:
@@ -283,7 +282,7 @@ class Commits:
     # Records
 
     def _encode_all(self, chunk: Chunk, keep: int) -> None:
-        """Encode a chunk's records; of layers without memory those of blocks from `keep` on."""
+        """Encode a chunk's records; in layers without memory, those of blocks from `keep` on."""
         for number, (k, v) in chunk.kv.items():
             chunk.records[number, 0] = self._catalog.blocks.encode_passage(
                 raw_view(k), raw_view(v), chunk.digests[number], self.row.codec

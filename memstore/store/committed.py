@@ -78,7 +78,7 @@ class Committed:
             self._retrieval = retrieval
 
     def ended(self, writer: "DocumentWriter") -> None:
-        """Take over what a writer of this store committed; it writes no more."""
+        """Take over what a closed writer of this store committed."""
         number = writer.document.id
         with self._following:
             with self.catalog.database.read() as txn:
@@ -234,7 +234,7 @@ def check_metadata(metadata: dict[str, Any]) -> None:
 
 
 def is_there(found: Document, source_hash: str, settings: IngestSettings, mode: Mode) -> bool:
-    """Is this content stored already? For a replacement, with the same settings?"""
+    """Whether this content is stored already; for a replacement, with the same settings."""
     same = found.state == "ready" and found.source_hash == source_hash
     return same and (mode != "replace" or found.settings == settings)
 
@@ -287,12 +287,12 @@ def no_document(name: str, rows: Iterable[Document], where: str) -> DocumentNotF
 
 
 def _is_empty(found: Document) -> bool:
-    """Did an interrupted ingest commit no content, or was an import killed?"""
+    """Whether a document has no content, because its ingest or import was interrupted."""
     return found.state == "ingesting" and not found.tokens
 
 
 def _continues(found: Document, wanted: Document) -> bool:
-    """Is this the same ingest, interrupted?"""
+    """Whether this is the same ingest, which was interrupted."""
     same = found.state != "ready" and found.source_hash == wanted.source_hash
     return same and found.settings == wanted.settings and not _is_empty(found)
 

@@ -174,7 +174,7 @@ class MemoryStore(Closing):
 
     @property
     def read_only(self) -> bool:
-        """Is writing refused, because the caller or the directory's permissions say so?"""
+        """Whether writing is refused, by the caller or by the directory's permissions."""
         return self._catalog.database.read_only
 
     @property
@@ -255,7 +255,7 @@ class MemoryStore(Closing):
         return retrieval.build(top_k, progress)
 
     def update_index(self) -> bool:
-        """Should `build_index` run, as many documents changed? False for a small memory."""
+        """Whether `build_index` should run: the memory is large and many documents changed."""
         return self.retrieval.update_engines()
 
     # Reading documents
@@ -289,7 +289,7 @@ class MemoryStore(Closing):
         return found
 
     def has(self, name: str) -> bool:
-        """Does a document of this name exist, ready or still being ingested?"""
+        """Whether a document of this name exists, ready or still being ingested."""
         return any(row.is_listed for row in self._named(name))
 
     def document(self, name: str | int) -> Document:

@@ -1,6 +1,6 @@
-"""Open a memory's tables, and check the options of opening one.
+"""Open a memory's tables, and check the options for that.
 
-A bad option is refused before anything is opened or made; torch is imported only where an option
+A bad option is refused before anything is opened or created; torch is imported only if an option
 needs it.
 """
 
@@ -35,7 +35,7 @@ def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> 
 
 
 def check_open_options(options: OpenOptions, signature: Signature) -> None:
-    """Raises InvalidConfig, InvalidInput, BudgetExceeded."""
+    """Check options. Raises InvalidConfig, InvalidInput, BudgetExceeded."""
     if unknown := sorted(options.keys() - OpenOptions.__annotations__.keys()):
         raise InvalidConfig(
             f"unknown option {unknown[0]!r}; choose one of {', '.join(OpenOptions.__annotations__)}"

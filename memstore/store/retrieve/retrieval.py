@@ -1,5 +1,5 @@
 """Lookups in an open memory, for sessions and writers: its landmark index, or its selector's index
-of token landmarks and words; and the tiers that found blocks are leased from.
+of token landmarks and words; and the tiers from which found blocks are leased.
 """
 
 import itertools
@@ -145,7 +145,7 @@ class Retrieval:
         ]
 
     def _holds(self, passage: int) -> bool:
-        """Does a cache hold a passage?"""
+        """Whether a cache holds a passage."""
         return any(tier.holds(BlockKey(passage, 0, 0, 0)) for tier in self.tiers.caches)
 
     def expect(self, units: Sequence[BlockKey]) -> int:
@@ -285,7 +285,7 @@ class Retrieval:
         return self._building_index().sampled(self._catalog.signature.memory_layers)
 
     def update_engines(self) -> bool:
-        """See MemoryStore.update_index."""
+        """Whether the index should be built again: see MemoryStore.update_index."""
         written = self._catalog.source is not None or not self._catalog.database.read_only
         if self._first_stage is not None:
             return written and self._first_stage.due()
@@ -294,7 +294,7 @@ class Retrieval:
         return written and self.index.due(self._catalog.signature.memory_layers)
 
     def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
-        """See MemoryStore.build_index."""
+        """Build and store the index: see MemoryStore.build_index."""
         if self._first_stage is None:
             if self._catalog.source is not None:
                 raise ReadOnlyMemory(
@@ -306,11 +306,11 @@ class Retrieval:
         return self._first_stage.build(progress)
 
     def tells_of_gone(self) -> bool:
-        """Do the stored lists cover documents that were deleted or changed?"""
+        """Whether the stored lists cover documents that were deleted or changed."""
         return self._first_stage is not None and self._first_stage.tells_of_gone()
 
     def _building_index(self) -> LandmarkIndex:
-        """The index. Raises InvalidInput for one that builds nothing."""
+        """The landmark index. Raises InvalidInput if it is of a kind that builds nothing."""
         if self.index.kind == "packed":
             raise InvalidInput("a packed index builds nothing; open the memory with index auto")
         return self.index
@@ -395,7 +395,7 @@ class SelectorIndex:
         return self._hold("words", scope if whole is None else whole).scores(words, scope, whole)
 
     def holding(self, words: Sequence[int], scope: Scope) -> list[int] | None:
-        """See WordIndex.holding; None where the selector keeps no words."""
+        """See WordIndex.holding; None if the selector stores no words."""
         if "words" not in self._held:
             return None
         return self._hold("words", scope).holding(words, scope)
