@@ -161,8 +161,8 @@ def attach(model: nn.Module) -> nn.Module:
     module = sys.modules[type(decoder).__module__]
     if not callable(getattr(module, "apply_rotary_pos_emb", None)):
         raise InvalidWeights(
-            f"{type(model).__name__} rotates keys and queries in a way of its own; it cannot be "
-            "given a memory"
+            f"{type(model).__name__} applies rotary positions in its own way, which "
+            "memstore does not support; use another model"
         )
     config = cast(Any, model).config
     former = config._attn_implementation or "eager"
@@ -216,7 +216,7 @@ def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         if unsupported:
             raise InvalidWeights(
                 f"{type(module).__name__} attends with {', '.join(unsupported)}, which memory "
-                "attention does not support; the model cannot be given a memory"
+                "attention does not support; use another model"
             )
         layer = cast(int, module.layer_idx)
         scale = options.get("scaling")
@@ -288,8 +288,8 @@ class ModelRotary:
         for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
             if kind in _UNSTEADY:
                 raise InvalidWeights(
-                    f"{config.model_type}: {_UNSTEADY[kind]}; what was stored under one length "
-                    "would be wrong under another, so it cannot be given a memory"
+                    f"{config.model_type}: {_UNSTEADY[kind]}, so that "
+                    "keys stored at one length are wrong at another; use another model"
                 )
         self._rotary = rotary
         self._apply: Callable[..., tuple[Tensor, Tensor]] = sys.modules[

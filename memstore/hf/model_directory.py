@@ -104,8 +104,8 @@ def downloaded(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_LOADED, ignore_patterns=_NOT))
     except Exception as error:  # of the network, the hub, or the disk
         raise InvalidInput(
-            f"{name} cannot be had from the hub: {first_line(error)}; name a directory, or see "
-            "that it can be reached"
+            f"{name} cannot be downloaded from the hub: {first_line(error)}; check the "
+            "network, or name a directory"
         ) from error
 
 
@@ -238,8 +238,8 @@ def checked_configuration(name: str | Path, directory: Path) -> Any:
     for part in (config, config.get_text_config()):
         if getattr(part, "quantization_config", None):
             raise InvalidWeights(
-                f"{name}: config.json says that the weights are quantized, which needs kernels of "
-                "others; take the model's own weights, or a GGUF file of them"
+                f"{name}: config.json says that the weights are quantized, which needs other "
+                "libraries; use the unquantized weights, or a GGUF file of them"
             )
     return config
 

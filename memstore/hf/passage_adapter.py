@@ -152,7 +152,7 @@ class HuggingFacePassageModel(PassageAPI):
         def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layer_idx != len(shapes):
                 raise InvalidWeights(
-                    f"{name} does not attend once in every layer; it cannot be given a memory"
+                    f"{name} does not attend once in every layer; use another model"
                 )
             shapes.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
             rotates.append(not bool(q[..., 0].any()))
@@ -165,19 +165,17 @@ class HuggingFacePassageModel(PassageAPI):
                 run_layers(self._stack, self._probe_ids(), cache)
         except (RuntimeError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise InvalidWeights(
-                f"{name} attends in a way not known here ({error}); it cannot be given a memory"
+                f"the attention of {name} is not supported ({error}); use another model"
             ) from error
         layers = len(cast(nn.ModuleList, self._stack.layers))
         if not shapes or len(shapes) != layers:
             raise InvalidWeights(
-                f"{name} attends in {len(shapes)} of its {layers} layers; it cannot be given a "
-                "memory"
+                f"{name} attends in {len(shapes)} of its {layers} layers; use another model"
             )
         q, k, v = shapes[0]
         if set(shapes) != {(q, k, k)} or q[-1] != k[-1] or v != k:
             raise InvalidWeights(
-                f"the layers of {name} have keys and values of different shapes; it cannot be "
-                "given a memory"
+                f"the layers of {name} have keys and values of different shapes; use another model"
             )
         return (q[1], k[1], q[-1]), [cache.forms[layer] for layer in range(layers)], rotates
 
@@ -197,8 +195,8 @@ class HuggingFacePassageModel(PassageAPI):
         difference = difference_beyond_rounding(ours, stock, self.dtype)
         if difference is not None:
             raise InvalidWeights(
-                f"{type(self.model).__name__} attends in a way not known here (its logits differ "
-                f"by {difference:.2g}); it cannot be given a memory"
+                f"the attention of {type(self.model).__name__} is not supported (its logits differ "
+                f"by {difference:.2g}); use another model"
             )
 
     def _probe_ids(self) -> Tensor:

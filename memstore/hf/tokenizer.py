@@ -39,8 +39,8 @@ class OffsetTokenizer(TokenText):
         super().__init__(plain, _token_bytes(described, len(tokenizer)))
         if self.decode(self.encode(_PROBE)) != _PROBE:
             raise InvalidWeights(
-                f"{type(tokenizer).__name__} changes the text that it cuts (or hides what its "
-                "tokens stand for), so no source could be named"
+                f"{type(tokenizer).__name__} changes the text that it tokenizes, or hides the text "
+                "of its tokens, so sources cannot be located; use another model"
             )
 
     def check_known(self, vocab_size: int, prefix: Sequence[int] = ()) -> None:

@@ -255,7 +255,7 @@ def test_a_damaged_selector_or_one_of_another_model_is_refused_in_one_line(tmp_p
     with pytest.raises(InvalidWeights, match="damaged"):
         load_selector(path, MADE_FOR)
     save_file(tensors, path, {"memstore.selector": "{}"})
-    with pytest.raises(InvalidWeights, match="no selector of this version"):
+    with pytest.raises(InvalidWeights, match="not a selector of this version"):
         load_selector(path, MADE_FOR)
     path.write_bytes(b"nothing")
     with pytest.raises(InvalidWeights):

@@ -72,7 +72,7 @@ def read_configuration(directory: Path) -> ModelConfig:
     try:
         values = from_json(read_file(path), dict[str, Any])
     except ValueError as error:
-        raise InvalidConfig(f"model configuration is no JSON object: {error}") from None
+        raise InvalidConfig(f"model configuration is not a JSON object: {error}") from None
     return ModelConfig.from_dict(values)
 
 
@@ -184,9 +184,7 @@ class LandmarkModel(LandmarkReader, ModelAPI):
         one after the other.
         """
         if keep not in (None, "kv"):
-            raise InvalidInput(
-                "this model's blocks are computed one after the other, and kept: leave keep out"
-            )
+            raise InvalidInput("a landmark model always stores keys and values; leave keep out")
         settings = self.lookup.changed(**lookup)
         stored = IngestSettings(settings.chunk_blocks, settings.top_k, settings.cmt_cutoff)
         read = partial(read_chunks, self, settings, store, text)

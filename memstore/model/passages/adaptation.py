@@ -216,7 +216,7 @@ def _read(path: Path) -> tuple[_Header, dict[str, Tensor]]:
         raise InvalidWeights(f"cannot read the selector {path}: {error}") from None
     except (SafetensorError, KeyError, ValueError) as error:
         raise InvalidWeights(
-            f"{path} is no selector of this version ({error}); make it again with `memstore adapt`"
+            f"{path} is not a selector of this version ({error}); run `memstore adapt` again"
         ) from None
     return header, tensors
 

@@ -117,7 +117,7 @@ def check_storable(halves: Sequence[Tensor]) -> None:
     """Raises InvalidWeights unless keys and values are finite in the dtype of storage."""
     if not finite(halves):
         raise InvalidWeights(
-            f"its keys or values do not fit into {halves[0].dtype}; they cannot be stored"
+            f"the model's keys or values are out of range of {halves[0].dtype}; use another model"
         )
 
 

@@ -376,7 +376,7 @@ class PassageAPI(ModelAPI, PassageModel):
             raise InvalidInput(f"keep is {' or '.join(get_args(Keep))}, not {keep!r}")
         self._check(store)
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
-            raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
+            raise InvalidInput("this model computes passages one by one; leave chunk_blocks out")
         settings = IngestSettings(passage_tokens=self.passage_tokens)
         return ingest(store, text, settings, mode, partial(read_passages, self, text, keep))
 
