@@ -40,27 +40,26 @@ class LookupSettings(Settings):
 
     # blocks retrieved per lookup, and recent blocks of a session
     top_k: Annotated[int, Meta(ge=1, le=1024)] = 4
-    # of a passage model: only those within so many standard deviations of the best; None = all
+    # passage models: read passages within so many standard deviations of the best; None: all
     score_range: Amount | None = None
-    # of a passage model: how much lower the logits of attention to a passage are for each standard
-    # deviation that it scores below the best, of which the first half does not count
+    # passage models: subtracted from the attention logits of a passage for each standard deviation
+    # of its score below the best, after the first half
     score_bias: Amount = 0.0
     # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
     recency: Amount = 0.0
-    # with trained landmarks: of blocks of documents that score alike the later ones gain up to so
-    # much over each earlier one
+    # trained landmarks: the greatest bonus of a later document's block over an earlier one's with a
+    # similar score
     supersede: Amount = 0.0
-    granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
-    cmt_cutoff: Share = 0.1  # lookups of rows whose gate is below are skipped
+    granularity: Granularity = "per_token_per_head"  # what shares a choice of blocks
+    cmt_cutoff: Share = 0.1  # skip lookups of rows whose gate is below
     chunk_blocks: Annotated[int, Meta(ge=1, le=256)] = 8  # blocks read at once
-    # of a session's own text only so many of the latest blocks are remembered (the paper's bound on
-    # its memory); None = as many as main memory has room for
+    # latest blocks of a session's own text that are remembered (the paper's bound on its memory);
+    # None: as many as main memory holds
     own_blocks: int | None = None
-    # of a passage model (one that chooses once for a question): tokens of a session's own text
-    # that are held; what is older is forgotten
+    # passage models: tokens of a session's own text that are held; older ones are dropped
     local_tokens: Annotated[int, Meta(ge=64, le=1 << 26)] = 2048
-    # the share of answerable questions that may be refused, of those that the model was calibrated
-    # with; 0 refuses nothing. The more, the more of the unanswerable ones are refused
+    # share of answerable questions that may be refused, as calibrated; 0 refuses nothing; higher
+    # values also refuse more unanswerable questions
     caution: Annotated[float, Meta(ge=0, le=CAUTIONS[-1])] = CAUTION
 
     def __post_init__(self) -> None:
@@ -104,18 +103,18 @@ class AnswerSettings(Settings):
     """How `ask` and each turn of a chat generate and report an answer."""
 
     max_new_tokens: Positive = 24  # the longest answer
-    temperature: Amount = 0.0  # 0 takes the likeliest token; above samples
-    top_p: Probability = 1.0  # that the likeliest tokens have together, of which one is drawn
+    temperature: Amount = 0.0  # 0 takes the most probable token; above 0 samples
+    top_p: Probability = 1.0  # of the most probable tokens together, to sample from
     seed: Seed | None = None  # makes samples repeatable
     until_sentence: bool = True  # stop at the end of a sentence or line
     stop: Sequence[
         Annotated[str, Meta(min_length=1)]
-    ] = ()  # texts that end an answer and are no part of it
-    max_sources: Annotated[int, Meta(ge=0)] = 5  # places in documents that it names
-    # where the gate finds no answer in the memory: refuse, and name the closest passages; False has
-    # the model answer without the memory
+    ] = ()  # texts that end an answer and are not part of it
+    max_sources: Annotated[int, Meta(ge=0)] = 5  # maximum number of sources
+    # if the gate finds no answer in the memory: refuse, and name the closest passages; False:
+    # answer without the memory
     from_memory: bool = True
-    on_text: Callable[[str], None] | None = None  # told the text piece by piece, as it comes
+    on_text: Callable[[str], None] | None = None  # called with each piece of the text
 
 
 ANSWER_SETTINGS = tuple(field.name for field in fields(AnswerSettings))

@@ -76,10 +76,10 @@ class Continuation(Iterator[int]):
         logits. end: whether generation ends before a token.
         """
         self.session = session
-        # entered for what a forward pass that sessions share does for this one alone
+        # context of this session's own work in a forward pass that sessions share
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self.stopped = False
-        self.last: int | None = None  # the token that was given and is not read yet
+        self.last: int | None = None  # the latest token, if it was not read yet
         self.state, self.logits = state, logits
         self.failed: Exception | None = None
         self._left = max_new_tokens
@@ -208,15 +208,15 @@ class AskSession(Closing):
     with those of other sessions of the model (`read_pending`).
     """
 
-    reader: ModelAdapter  # whose layers they go through
+    reader: ModelAdapter  # the model
     store: MemoryStore
     adapt: bool = False  # is it read with the model's reading adapter now?
-    answered: bool = True  # False: nothing in the memory answers the last question
+    answered: bool = True  # False: no passage of the memory answers the last question
     needed: float | None = None  # the score that a passage needs to answer it; None without a gate
-    doubt: float | None = None  # probability, 0 to 1, that nothing that is read answers
+    doubt: float | None = None  # probability, 0 to 1, that no passage that is read answers
     first_logits: Tensor | None = None  # [vocabulary] of the answer's first token, if computed
     read_tokens: int = 0  # since it was opened
-    lookups: Lookups  # how often blocks were looked for
+    lookups: Lookups  # numbers of lookups
 
     @property
     def same(self) -> Mapping[tuple[int, int], Sequence[tuple[int, int]]]:

@@ -26,15 +26,15 @@ class PassageModel(ModelAdapter):
     """
 
     selector: Selector
-    gate: Gate | None  # says whether anything in a memory answers; None = it always may
+    gate: Gate | None  # decides whether any passage answers; None: always
     adapted_passages = False  # are passages computed with a reading adapter,
     adapted_turns = False  # and questions and answers, in a session that reads passages?
-    refusal: Refusal | None = None  # how such a session says that nothing answers
-    prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
-    separator_ids: list[int]  # between what is read of a memory and the local text
+    refusal: Refusal | None = None  # how such a session refuses
+    prefix_ids: list[int]  # begin every text and question (attention sinks)
+    separator_ids: list[int]  # between passages and the local text
     forms: Sequence[AttentionSpec]
-    rotary_kinds: Sequence[Hashable]  # of each layer; equal where `rotate` turns alike
-    passage_tokens: int  # that passages are filled up to
+    rotary_kinds: Sequence[Hashable]  # of each layer; equal if `rotate` treats them alike
+    passage_tokens: int  # up to which passages are filled
 
     @abstractmethod
     def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:
