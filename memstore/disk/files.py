@@ -217,7 +217,7 @@ def lock_alone(file: int, path: Path) -> None:
     except BlockingIOError:
         fcntl.flock(file, fcntl.LOCK_SH)
         raise MemoryLocked(
-            f"{path} is open in another process; rewriting its file needs it alone"
+            f"{path} is open in another process; close it there, then try again"
         ) from None
 
 

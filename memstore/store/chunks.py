@@ -172,7 +172,7 @@ def _selector_runs(
     spec, runs = table.spec, dict[int, Run]()
     assert spec is not None
     if (landmarks is not None) != (spec.width > 0) or (words is not None) != spec.words:
-        raise InvalidInput(f"selector {spec.name} keeps {kinds_of(spec)} of passages; give that")
+        raise InvalidInput(f"selector {spec.name} needs {kinds_of(spec)} of passages")
     if landmarks is not None:
         shape = (sum(lengths), spec.width)
         if tuple(landmarks.shape) != shape or landmarks.dtype != torch.int8:

@@ -196,8 +196,8 @@ def _store_document(
         specs = catalog.index_spec, head.selector
         here, there = (spec.name if spec is not None else "none" for spec in specs)
         raise WrongModel(
-            f"{place} was written for selector {there}, {path} has {here}, or another state of "
-            "it; import it into a memory with the same one"
+            f"{place} was written for selector {there}, {path} has {here} or another version "
+            "of it; import it into a memory with the same selector"
         )
     imported = replace(source.head.document.portable(), name=name)
 

@@ -282,8 +282,8 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
     """
     if repair:
         raise InvalidInput(
-            f"{without_credentials(url)} is published and is not repaired: publish the damaged "
-            "documents again with --check, from a memory that has them whole"
+            f"{without_credentials(url)} is published; instead of repairing it, publish the "
+            "damaged documents again with --check, from an undamaged memory"
         )
     objects = open_object_store(url)
     manifest = read_newest(objects)

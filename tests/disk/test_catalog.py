@@ -61,7 +61,7 @@ def test_an_unknown_codec_makes_no_memory(path):
 
 @pytest.mark.parametrize(
     "by, error, words",
-    [(1, NewerFormat, "update memstore"), (-1, OlderFormat, "older version; read the documents")],
+    [(1, NewerFormat, "update memstore"), (-1, OlderFormat, "older version; ingest the documents")],
 )
 def test_a_memory_of_another_format_is_refused_in_one_line(path, monkeypatch, by, error, words):
     with monkeypatch.context() as patch:

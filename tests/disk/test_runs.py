@@ -60,5 +60,5 @@ def test_a_run_that_does_not_fit_the_memory_is_refused(kind) -> None:
     with pytest.raises(ValueError, match="another kind, model or selector"):
         table_of(kind, "bfloat16", "cd" * 16)[0].decode(part, 0, value)
     if kind == "words":
-        with pytest.raises(ValueError, match="not those of its blocks"):
+        with pytest.raises(ValueError, match="do not match its blocks"):
             table.decode(part, 0, value[:-2] + b"\0\0")  # a count of 0

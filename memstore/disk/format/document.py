@@ -218,7 +218,7 @@ class Document:
         values.
         """
         if not row.keys() <= _FIELDS:
-            raise ValueError(f"a document has no {min(row.keys() - _FIELDS)!r}")
+            raise ValueError(f"a document with an unknown field {min(row.keys() - _FIELDS)!r}")
         document = typed(row, cls)
         check_plain(document.metadata, "metadata")
         if document.blocks and len(document.write) != WRITE_BYTES:
@@ -229,7 +229,7 @@ class Document:
         ):
             raise ValueError(f"its passages are not stored in codec {document.codec!r}")
         if "\0" in document.name or (document.id and not document.name):
-            raise ValueError("a document has no name, or a zero character in it")
+            raise ValueError("a document without a name, or with a NUL in it")
         return document
 
 

@@ -55,7 +55,9 @@ class Signature:
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not set(self.memory_layers) <= set(range(self.num_layers)):
-            raise InvalidConfig(f"memory layers {self.memory_layers} of {self.num_layers} layers")
+            raise InvalidConfig(
+                f"memory layers {self.memory_layers} are not in 0..{self.num_layers - 1}"
+            )
 
     @property
     def geometry(self) -> Geometry:
@@ -88,10 +90,10 @@ class Signature:
             check_plain(typed(values, dict[str, Any]).get("architecture"), "architecture")
             unknown = values.keys() - {f.name for f in fields(cls)}
             if unknown:
-                raise ValueError(f"a signature has no {min(unknown)!r}")
+                raise ValueError(f"unknown field {min(unknown)!r}")
             return typed(values, cls)
         except (ValueError, InvalidConfig) as error:
-            raise InvalidConfig(f"no signature of a model: {error}") from error
+            raise InvalidConfig(f"invalid signature of a model: {error}") from error
 
     def difference(self, other: "Signature") -> list[str]:
         """The fields that differ, those of the architecture last; empty if each model can use the

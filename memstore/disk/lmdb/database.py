@@ -139,7 +139,7 @@ class Database(Closing):
                     inner = environment.inner.begin(buffers=True)
                     if inner.id() == seen:  # not two commits since
                         raise CorruptMemory(
-                            f"{self.path}: another program changed the open file, or it is "
+                            f"{self.path}: another program changed the open file, or the file is "
                             "damaged; close it, then run verify"
                         )
                 environment.thread.transaction = Transaction(inner, self.path, tree)

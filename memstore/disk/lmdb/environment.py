@@ -100,7 +100,7 @@ class Environment:
             )
         if not create and not there:
             raise MemoryNotFound(
-                f"{self.path} holds no whole memory (making it was interrupted); create it again"
+                f"{self.path} holds a memory whose creation was interrupted; create it again"
             )
 
     def _open(self, *, create: bool = False) -> None:

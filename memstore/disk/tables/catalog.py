@@ -107,7 +107,7 @@ class Catalog:
                     "update memstore"
                 )
             raise OlderFormat(
-                f"{database.path} was made by an older version; read the documents in again "
+                f"{database.path} was made by an older version; ingest the documents again "
                 "(memstore ingest)"
             )
         try:
@@ -375,7 +375,7 @@ class Catalog:
 
     def _forgotten(self, number: int) -> DocumentNotFound:
         return DocumentNotFound(
-            f"document {number} is not in {self.database.path}: it was forgotten or changed; list "
+            f"document {number} is not in {self.database.path}: it was removed or changed; list "
             "the memory's documents again"
         )
 

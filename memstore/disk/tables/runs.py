@@ -174,8 +174,8 @@ class Coverage:
         same = kind != "token" or np.array_equal(run.sizes, self._lengths[first:end])
         if not follows or not same or run.end_block != end or first >= end:
             raise ValueError(
-                f"its {kind} landmarks of part {part} from block {first} on are not one run, or "
-                "some before are missing"
+                f"its {kind} landmarks of part {part} from block {first} on are not one whole "
+                "run, or some before are missing"
             )
         self._ends[part] = end
 
@@ -254,7 +254,7 @@ class RunTable:
             "words": kind == "words" and not (run.words.in_order and run.columns[1].all()),
         }
         if int(sizes.sum()) != rows or wrong[kind]:
-            raise ValueError("its numbers are not those of its blocks")
+            raise ValueError("its rows do not match its blocks")
         return run
 
     def _row(self, kind: Kind) -> list[np.dtype[Any]]:

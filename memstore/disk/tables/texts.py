@@ -254,7 +254,7 @@ class TextTable:
         """
         if not document.of_passages:
             raise InvalidInput(
-                f"document {document.name!r} is not made of passages; ask for its tokens instead"
+                f"document {document.name!r} has no passages; read its tokens instead"
             )
         end = document.blocks if end is None else min(end, document.blocks)
         found: list[Passage] = []

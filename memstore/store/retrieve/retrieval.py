@@ -436,7 +436,7 @@ class SelectorIndex:
         """
         if kind not in self._held:
             what = "token landmarks" if kind == "token" else "words"
-            raise InvalidInput(f"selector {self.spec.name} keeps no {what}; ask another way")
+            raise InvalidInput(f"selector {self.spec.name} does not search {what}")
         catalog = self.catalog
         with self._lock:
             wanted = {document for document, _, _ in scope}
@@ -473,7 +473,7 @@ def _ready(catalog: Catalog, txn: Transaction, number: int) -> Document:
     row = catalog.row(txn, number) if number > 0 else None
     if row is None or row.state != "ready":
         raise DocumentNotFound(
-            f"document {number} of {catalog.database.path} was forgotten or is not ready; list the "
+            f"document {number} of {catalog.database.path} was removed or is not ready; list the "
             "memory's documents again"
         )
     return row
