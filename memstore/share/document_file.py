@@ -105,11 +105,11 @@ class DocumentFile:
                 begin = source.read(len(_BEGIN))
                 self._size = os.fstat(source.fileno()).st_size
             if begin != _BEGIN:
-                raise CorruptMemory("it does not begin as one")
+                raise CorruptMemory("its header is wrong")
             end = self._size - _TRAILER.size
             size, _, _ = _TRAILER.unpack(self.get_range("", max(0, end), _TRAILER.size))
             if self.get_range("", end, _TRAILER.size) != _trailer(size):
-                raise CorruptMemory("it does not end as one")
+                raise CorruptMemory("its trailer is wrong")
             if size > min(OBJECT_BYTES, end):
                 raise CorruptMemory("its footer is too large")
             packed = self.get_range("", end - size, size)

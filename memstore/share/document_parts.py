@@ -74,7 +74,7 @@ def check_parts(head: Head, parts: Iterable[Part]) -> tuple[int, int]:
             if isinstance(part, Record):
                 records, size = records + 1, size + len(part.data)
     except ValueError as error:
-        raise CorruptMemory(f"a part of it is missing, or another's ({error})") from error
+        raise CorruptMemory(f"a part is missing, or of another document ({error})") from error
     return records, size
 
 

@@ -139,7 +139,7 @@ def _open_packed(magic: bytes, data: bytes | memoryview, what: str) -> _Manifest
         raise ValueError("it is truncated")
     found, number, _ = _HEAD.unpack_from(data)
     if found != magic:
-        raise ValueError("it is no manifest")
+        raise ValueError("it is not a manifest")
     if data[-_DIGEST.size :] != _DIGEST.pack(xxh3_64_intdigest(data[: -_DIGEST.size])):
         raise ValueError("its checksum does not match")
     if number > FORMAT:

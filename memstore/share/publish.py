@@ -135,7 +135,7 @@ def upload(
         name, old = document.name, newest.entries.get(document.name)
         if text and not document.of_passages:
             raise InvalidInput(
-                f"document {name!r} is not made of passages, and its keys and values cannot be "
+                f"document {name!r} has no passages, so its keys and values cannot be "
                 "computed; publish it without --keep text"
             )
         rows[name] = replace(public_row(document), bytes=0 if text else document.bytes)
@@ -313,7 +313,7 @@ def commit(
         # a retried create whose first response was lost finds its own manifest
         if created or read_manifest(objects, manifest.number).id == manifest.id:
             return manifest
-    raise StoreUnavailable(f"{objects.url}: {_COMMITS} others published meanwhile; try again")
+    raise StoreUnavailable(f"{objects.url}: others published first {_COMMITS} times; try again")
 
 
 # Garbage collection

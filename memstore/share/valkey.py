@@ -43,7 +43,7 @@ class Valkey:
         }
         try:
             if "?" in url:
-                raise ValueError("it has settings")
+                raise ValueError("it has query parameters")
             self._client = redis.Redis.from_url(
                 url,
                 protocol=2,
