@@ -153,8 +153,8 @@ class Rows:
 def not_held(document: int, first: int, end: int) -> DocumentNotFound:
     """The error for a scope with blocks that are not in the index."""
     return DocumentNotFound(
-        f"document {document} has no blocks {first}..{end - 1}: it was forgotten or changed; look "
-        "at the memory's documents again"
+        f"document {document} has no blocks {first}..{end - 1}: it was removed or changed; list "
+        "the memory's documents again"
     )
 
 

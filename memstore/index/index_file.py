@@ -54,7 +54,7 @@ def understood(name: str) -> Iterator[None]:
     except (Unusable, InvalidInput):
         raise
     except Exception as error:
-        raise Unusable(f"{name} is not understood ({error})") from error
+        raise Unusable(f"{name} cannot be decoded ({error})") from error
 
 
 def encode_file(header: dict[str, Any], parts: Sequence[np.ndarray]) -> Pieces:

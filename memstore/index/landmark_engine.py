@@ -169,8 +169,8 @@ def _on_gpu(index: Any, device: int) -> Any:
     count = library.get_num_gpus() if hasattr(library, "StandardGpuResources") else 0
     if device >= count:
         raise InvalidInput(
-            f"FAISS sees {count} GPUs, not number {device}: {install_extra('gpu')} on a machine "
-            "with one, or keep the index on the CPU"
+            f"FAISS does not see GPU {device} ({count} in all): {install_extra('gpu')} on a "
+            "machine with one, or keep the index on the CPU"
         )
     return library.index_cpu_to_gpu(library.StandardGpuResources(), device, index)
 
@@ -307,7 +307,7 @@ class Engine:
             metric = [floats(next(rest)).reshape(shape) for shape in shapes]
             index, ids = index_of("SQ8", dim, rest)
             if len(ids) != rows or not np.array_equal(np.sort(ids), np.arange(rows)):
-                raise ValueError("its rows are not each there once")
+                raise ValueError("a row is missing, or there twice")
             heads.append(HeadEngine(QueryMetric(*metric), index, effort, recall))
         if len(heads) != num_kv_heads or next(rest, None) is not None:
             raise ValueError(f"{len(heads)} heads instead of {num_kv_heads}")

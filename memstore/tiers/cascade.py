@@ -105,8 +105,8 @@ class Cascade:
     # Units of sessions
 
     def count_computed(self, size: int, seconds: float) -> None:
-        """Count a unit of `size` bytes that a session computed in `seconds`, as a hit of the lowest
-        tier.
+        """Count a unit of `size` bytes that a session computed in `seconds`, as a hit of the tier
+        "computed", below all others.
         """
         self._computed.count(hits=1, bytes=size, seconds=seconds)
 

@@ -341,7 +341,7 @@ class SlabTier:
         if self._pid != os.getpid():
             raise MemoryClosed(
                 f"the {self.name} tier belongs to process {self._pid}, not to this fork of it; "
-                "spawn instead"
+                "start processes with spawn"
             )
 
     def _wait_for_room(

@@ -23,9 +23,7 @@ class TierStats:
     unused: int = 0  # prefetched units that went again before anything looked them up
 
     def add_lookup(self, units: int, missing: int, waited: float, bytes: int) -> None:
-        """Count a lease: units looked up, distinct units that were missing, seconds waited, bytes
-        read.
-        """
+        """Count a lease: units looked up, distinct ones missing, seconds waited, bytes decoded."""
         self.hits += units - missing
         self.misses += missing
         self.bytes += bytes
