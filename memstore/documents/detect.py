@@ -76,12 +76,12 @@ def form_of(data: bytes, name: str) -> Form:
     if head[60:68] == b"BOOKMOBI":
         raise UnreadableDocument("is a Kindle book; save it as EPUB")
     if suffix in _PROMISED and head.strip():
-        raise UnreadableDocument(f"is no {suffix[1:].upper()}, or its beginning is lost")
+        raise UnreadableDocument(f"is not a {suffix[1:].upper()} file, or its beginning is missing")
     text = head.replace(b"\0", b"").decode("utf-8-sig", "replace").lstrip("\ufffd")  # or UTF-16
     if _HTML.match(text):
         return "html"
     if 20 * len(head.translate(None, _PRINTED)) > len(head) + 20:
-        raise UnreadableDocument("is binary, of no known kind; save it as PDF or text")
+        raise UnreadableDocument("is a binary file of unknown kind; save it as PDF or text")
     return "mail" if _MAIL.match(text) else _NAMED.get(suffix, "text")
 
 
@@ -98,7 +98,7 @@ def unzipped(data: bytes, limits: Limits) -> tuple[Kind, dict[str, bytes]]:
             if any(info.flag_bits & 1 for info in infos):
                 raise UnreadableDocument("is encrypted; save it without a password")
             if any(info.compress_type not in (0, zipfile.ZIP_DEFLATED) for info in infos):
-                raise UnreadableDocument("uses a compression that no document does; save it again")
+                raise UnreadableDocument("uses an unsupported compression; save it again")
             sizes = [info.file_size for info in infos]
             if max(sizes, default=0) > limits.member_bytes or sum(sizes) > limits.all_bytes:
                 raise UnreadableDocument("is too large unpacked for a file of its size; split it")
@@ -107,7 +107,7 @@ def unzipped(data: bytes, limits: Limits) -> tuple[Kind, dict[str, bytes]]:
         raise UnreadableDocument(f"is damaged ({error}); open it and save it again") from None
     for name, member in members.items():
         if name.endswith((".xml", ".rels")) and b"<!ENTITY" in member.replace(b"\0", b""):
-            raise UnreadableDocument("declares entities, which are not read for safety")
+            raise UnreadableDocument("declares XML entities, which are refused for safety")
     for beginning, kind in _KINDS.items():
         if any(name.startswith(beginning) for name in members):
             return kind, members

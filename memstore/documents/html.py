@@ -60,7 +60,7 @@ def xml_tree(data: bytes, *, html: bool = False) -> Any:
     """
     text = decode(data, [], html=True)
     if re.search("<!ENTITY", text, re.IGNORECASE):
-        raise UnreadableDocument("declares entities, which are not read for safety")
+        raise UnreadableDocument("declares XML entities, which are refused for safety")
     text = re.sub(r"^\s*<\?xml[^>]*>", "", text)
     named = re.sub(r"&(?!(?:amp|lt|gt|quot|apos);)\w+;", lambda found: unescape(found[0]), text)
     parser = etree.XMLParser(

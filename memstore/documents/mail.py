@@ -68,7 +68,7 @@ def read_notebook(data: bytes, limits: Limits, notes: list[str]) -> Converted:
                 if any(kind.startswith("image/") for kind in shown):
                     notes.append(f"a picture of cell {number} is not read")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableDocument(f"is no notebook: {error!r}") from None
+        raise UnreadableDocument(f"is not a notebook: {error!r}") from None
     text = "\n\n".join(part for part in parts if part.strip()) + "\n"
     if not text.strip():
         raise UnreadableDocument("has no text")

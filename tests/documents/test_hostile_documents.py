@@ -247,8 +247,8 @@ UNREADABLE = {
     "locked.pdf": (made.encrypted(GOOD["a.pdf"], "secret"), "encrypted"),
     "noise.txt": (bytes(range(1, 32)) * 9, "binary"),
     "a.xls": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504), "save it as DOCX or XLSX"),
-    "a.pptx": (b"no presentation", "is no PPTX"),
-    "a.ipynb": (b"{}", "no notebook"),
+    "a.pptx": (b"no presentation", "is not a PPTX file"),
+    "a.ipynb": (b"{}", "not a notebook"),
     "a.zip": (made.zipped({"a.txt": "x"}), "unpack"),
     "a.docx": (made.zipped({"word/documentation.txt": "x"}), "no main document"),
 }
