@@ -49,7 +49,7 @@ def fit_doubt(
     few questions. Raises InvalidInput for a model without an adapter that refuses.
     """
     if reader.refusal is None or reader.adapter is None:
-        raise InvalidInput("the model has no reading adapter that refuses")
+        raise InvalidInput("the model has no reading adapter that refuses; train one first")
     sets: dict[str, list[AskedContext]] = defaultdict(list)
     for one in contexts:
         if asked := [q for q in one.questions if stands_in(q, one.context)]:

@@ -124,7 +124,7 @@ def new_model(config: ModelConfig, init: Path | None, seed: int) -> Transformer:
     first.cmt_values = None  # measured of these weights, not of those that come of them
     if first.config.architecture() != config.architecture():
         raise InvalidConfig(
-            f"{init} is a model of another architecture; leave --preset out, or train from nothing"
+            f"{init} is a model of another architecture; leave out --preset or --init"
         )
     model.load_state_dict(first.state_dict())
     return model
