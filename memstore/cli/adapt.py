@@ -26,7 +26,10 @@ _PARTS = 4000  # parts of texts to make questions from
 )
 def adapt(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="smollm2, a directory, a GGUF, a hub name.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="smollm2, a directory, a GGUF file, or a name on the hub."
+        ),
     ],
     *,
     questions: Annotated[
@@ -35,30 +38,29 @@ def adapt(
     ] = None,
     text: Annotated[
         list[Path] | None,
-        option("--text", "FILE", "Without questions: prose, .txt or .jsonl.zst; repeatable."),
+        option("--text", "FILE", "Prose for training without --questions: .txt, .jsonl.zst."),
     ] = None,
     reading_tokens: Annotated[
         int,
         option("--reading-tokens", "N", "Tokens to train the reading adapter on; 0: none.", min=0),
     ] = 2_000_000,
     out: Annotated[
-        Path | None,
-        option("--out", "FILE", "The selector's file; default: where this model finds it."),
+        Path | None, option("--out", "FILE", "Selector file; default: where later commands look.")
     ] = None,
     device: Annotated[str, option("--device", "NAME", "cpu, cuda, mps or auto.")] = "auto",
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Fit a Hugging Face model to memories: a reading adapter and a selector.
+    """Train a reading adapter and a selector for a Hugging Face model.
 
     The adapter teaches the model to read stored passages. With --questions it also learns to answer
-    from them and to refuse; --text does not teach this, and keeps an adapter that has learned it.
+    from them and to refuse. --text does not teach this, but keeps an adapter that has learned it.
     The selector learns to choose the passages of a question. Later commands find both by the
-    weights.
+    model's weights.
 
-    A line of the file of questions: {"context": TEXT, "title": TITLE, "questions": [{"question":
-    TEXT, "answers": [TEXT]}]}. Without answers, the model learns to refuse. SmolLM2 learned from
-    tens of thousands of questions; how few are enough is not measured.
+    Each line of the questions file is {"context": TEXT, "title": TITLE, "questions": [{"question":
+    TEXT, "answers": [TEXT]}]}. If there are no answers, the model learns to refuse. SmolLM2 learned
+    from tens of thousands of questions; how few are enough is not measured.
     """
     from memstore.compute import Compute
     from memstore.hf.load import load_reader

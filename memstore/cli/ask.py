@@ -116,7 +116,7 @@ def search(
         Literal["passage", "document"],
         typer.Option("--by", help="Show passages, or only the best passage of each document."),
     ] = "passage",
-    top_k: Annotated[int, option("--top-k", "N", "Most results to show.", min=1)] = 5,
+    top_k: Annotated[int, option("--top-k", "N", "Maximum results to show.", min=1)] = 5,
     stats: Annotated[bool, flag("--stats", "Also show characters and tiers.")] = False,
     *,
     opening: Opening,
@@ -124,9 +124,9 @@ def search(
 ) -> None:
     """Find passages of a memory by a phrase or a question, best first.
 
-    The score, from 0 to 1, is the selector's; for a model with landmarks the similarity of the
-    phrase's words to the passage's, mostly 0.6 to 0.9 for the same words and 0.1 to 0.3 for
-    unrelated ones. If no passage seems to answer the phrase, the first line says so.
+    The selector gives each passage a score, 0 to 1. For a landmark model the score is the
+    similarity of the phrase's words to the passage's: mostly 0.6 to 0.9 for the same words, 0.1 to
+    0.3 for unrelated ones. If no passage seems to answer the phrase, the first line says so.
     """
     with (
         opened(store, opening, documents=document) as (model, memory),

@@ -35,7 +35,7 @@ def demo(
     *,
     model_options: ModelOptions,
     questions: Annotated[
-        int, option("--questions", "N", "Questions about the book, 1 to 30.", min=1, max=30)
+        int, option("--questions", "N", "Number of questions, 1 to 30.", min=1, max=30)
     ] = 15,
     as_json: Json = False,
 ) -> None:
@@ -51,8 +51,7 @@ def demo(
         model = new_model(store, model_options)
         if not isinstance(model, PassageAPI):
             raise InvalidInput(
-                "the demonstration asks everyday questions, which takes a language model: `make "
-                "models`, or --model"
+                "the demo needs a language model: run `make models`, or name one with --model"
             )
         result = _run_book(model, model_options, store, questions)
     if as_json:

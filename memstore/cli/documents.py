@@ -169,7 +169,7 @@ def import_(
 
 @command("compact", "memstore compact")
 def compact(store: Store, as_json: Json = False) -> None:
-    """Return the disk space of removed documents.
+    """Give the disk space of removed documents back to the file system.
 
     It rewrites the memory's file; no other process may have the memory open.
     """
@@ -191,7 +191,7 @@ def index(store: ReadStore, *, model_options: ModelOptions, as_json: Json = Fals
     with opened(store, model_options, {}, read_only=is_url(store)) as (model, memory):
         if model.keeps != memory.selector:
             raise InvalidInput(
-                "another selector of this model chose the passages; ingest the documents again "
+                "the memory was written with another selector of this model; ingest again "
                 "into a new memory"
             )
         began = time.monotonic()

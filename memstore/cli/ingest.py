@@ -68,7 +68,7 @@ def ingest(
     ] = False,
     exclude: Annotated[
         list[str] | None,
-        option("--exclude", "PATTERN", "Leave out paths that end like this (repeatable)."),
+        option("--exclude", "PATTERN", "Skip paths whose end matches this (repeatable)."),
     ] = None,
     replace: Annotated[bool, flag("--replace", "Replace a document of the same name.")] = False,
     label: Annotated[
@@ -92,7 +92,7 @@ def ingest(
     model_options: ModelOptions,
     tiers: Tiers,
     to: Annotated[
-        str | None, option("--to", "URL", "Read on a Ray cluster, and publish the memory here.")
+        str | None, option("--to", "URL", "Ingest on a Ray cluster, and publish to this URL.")
     ] = None,
     address: Annotated[
         str | None,
@@ -106,16 +106,16 @@ def ingest(
 ) -> None:
     """Read documents into a memory; create the memory if it does not exist.
 
-    The same text again changes nothing, and an interrupted ingest resumes. A file that cannot be
-    read is reported, and the others are read (exit status 1). Of folders hidden files and folders,
-    such as .git, are left out; --exclude '*.log' --exclude 'drafts/*' leaves out more.
+    Ingesting the same text again changes nothing, and an interrupted ingest resumes. A file that
+    cannot be read is reported, and the others are read (exit status 1). Hidden files and folders in
+    a folder, such as .git, are skipped; --exclude '*.log' --exclude 'drafts/*' skips more.
     """
     labels = _labels(label)
     for option_name, given in (("--sync", sync), ("--label", labels)):
         if to is not None and given:
-            raise typer.BadParameter(f"{option_name} does not go with --to")
+            raise typer.BadParameter(f"{option_name} cannot be used with --to")
     if to is None and address is not None:
-        raise typer.BadParameter("--address goes with --to")
+        raise typer.BadParameter("--address needs --to")
     mode: Mode = "replace" if replace else "new"
     found = _find(paths, name, sync, None if to else store, exclude or ())
     if not found.files:  # refused before a model is loaded or a memory created

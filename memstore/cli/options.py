@@ -138,7 +138,7 @@ class Answering:
 
     max_new_tokens: Annotated[
         int | None,
-        option("--max-new-tokens", "N", "Most tokens of an answer; default: the model's."),
+        option("--max-new-tokens", "N", "Maximum tokens of an answer; default: the model's."),
     ] = None
     temperature: Annotated[
         float, option("--temperature", "T", "0 takes the most probable token; above 0 samples.")
@@ -152,7 +152,7 @@ class Lookup:
 
     top_k: Annotated[
         int | None,
-        option("--top-k", "K", "Most blocks or passages that are read; default: the model's."),
+        option("--top-k", "K", "Maximum blocks or passages to read; default: the model's."),
     ] = None
     score_range: Annotated[
         float | None,

@@ -25,7 +25,7 @@ def serve(
     store: ReadStore,
     *,
     host: Annotated[
-        str, option("--host", "ADDR", "Address to listen on; other than loopback needs keys.")
+        str, option("--host", "ADDR", "Address to listen on; any but loopback needs keys.")
     ] = "127.0.0.1",
     port: Annotated[
         int, option("--port", "PORT", "Port to listen on; 0: a free one.", min=0, max=65535)
@@ -39,7 +39,7 @@ def serve(
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        option("--allow-origin", "URL", "Origin of web pages that may call it (repeatable)."),
+        option("--allow-origin", "URL", "Web origin that may call the server (repeatable)."),
     ] = None,
     active: Annotated[
         int, option("--active", "N", "Questions answered at once.")

@@ -25,10 +25,10 @@ def train(
     *,
     preset: Annotated[
         Literal["test", "books", "paper"] | None,
-        typer.Option("--preset", help="Shape; default: that of --resume or --init, else test."),
+        typer.Option("--preset", help="Size; default: that of --resume or --init, else test."),
     ] = None,
     minutes: Annotated[
-        float | None, option("--minutes", "M", "Wall clock; default: the whole plan.")
+        float | None, option("--minutes", "M", "Time limit; default: train the whole plan.")
     ] = None,
     seed: Seed = 0,
     init: Annotated[
@@ -37,9 +37,9 @@ def train(
     from_stage: Annotated[
         str | None, option("--from-stage", "NAME", "Begin the plan at this stage (with --init).")
     ] = None,
-    resume: Annotated[bool, flag("--resume", "Continue the run in DIR.")] = False,
+    resume: Annotated[bool, flag("--resume", "Continue the run in --out.")] = False,
     threads: Annotated[int, option("--threads", "N", "CPU cores to use.", min=1)] = 1,
-    device: Annotated[str, option("--device", "DEVICE", "Where to compute: cpu or cuda.")] = "cpu",
+    device: Annotated[str, option("--device", "DEVICE", "Device: cpu or cuda.")] = "cpu",
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"],
         typer.Option(
@@ -48,7 +48,7 @@ def train(
     ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train a landmark model on text; --model of other commands takes its directory."""
+    """Train a landmark model on text. Other commands take its directory as --model."""
     from memstore.model.landmark.landmark_model import read_configuration
     from memstore.model.landmark.transformer import PRESETS
     from memstore.training.curriculum import default_curriculum, stages_from

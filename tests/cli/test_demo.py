@@ -44,4 +44,4 @@ def test_a_new_process_answers_about_the_chapters_from_memory_and_from_text(
 
 def test_a_landmark_model_is_refused() -> None:
     refused_of = run("demo", "--model", "books-1m")
-    assert refused_of.status == 2 and "takes a language model" in refused_of.err
+    assert refused_of.status == 2 and "needs a language model" in refused_of.err
