@@ -107,7 +107,7 @@ def check_plain(value: Any, what: str) -> None:
     beyond 64 bits, or is large or deep.
     """
     if not isinstance(value, dict) or not all(type(name) is str for name in value):
-        raise ValueError(f"{what} is no map of names to values")
+        raise ValueError(f"{what} does not map names to values")
     try:
         json.dumps(value, allow_nan=False)
         size = len(msgspec.msgpack.encode(value))  # refuses integers beyond 64 bits

@@ -62,8 +62,8 @@ def open_memory(
     loaded = None if model is None or isinstance(model, str | Path) else model
     if loaded is not None and not isinstance(loaded, ModelAPI):
         raise InvalidInput(
-            f"a {type(loaded).__name__} is no model for a memory: memstore.wrap(model, tokenizer) "
-            "makes one of a transformers model"
+            f"a {type(loaded).__name__} is not a model of memstore; memstore.wrap(model, "
+            "tokenizer) makes one of a transformers model"
         )
     named = model if isinstance(model, str | Path) else None
     opening = on_device(options or {}, device if loaded is None else str(loaded.device))
@@ -266,7 +266,7 @@ class Memory(Closing):
         if where is None:
             return documents
         if not isinstance(where, Mapping):
-            raise InvalidInput(f"where is labels and their values, not {where!r}")
+            raise InvalidInput(f"where must be a dict of labels, not {where!r}")
         found = [row.name for row in self.documents(where)]
         if documents is not None:
             labelled = {*found}
@@ -362,7 +362,7 @@ def _check_labels(labels: object) -> None:
     )
     if not plain:
         raise InvalidInput(
-            f"labels are names with a text, a number, true, false or None, not {labels!r}"
+            f"labels must map names to text, numbers, booleans or None, not {labels!r}"
         )
 
 

@@ -135,9 +135,9 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
         memory.add(text=DIARY, name="diary", replace=True, labels=before.labels)
         assert repr(memory.documents()[0]).startswith("<Document 'diary': ready, ")
         for wrong in ("a", {"a": {"b": 1}}, {1: 2}, {"a": [1]}):
-            with pytest.raises(InvalidInput, match="labels are names"):
+            with pytest.raises(InvalidInput, match="labels must map names"):
                 memory.label("diary", wrong)
-            with pytest.raises(InvalidInput, match="labels are names"):
+            with pytest.raises(InvalidInput, match="labels must map names"):
                 memory.add(text="Not read.", name="new", labels=wrong)
         assert [row.name for row in memory.documents()] == ["diary"]
 
@@ -147,7 +147,7 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
     [
         (lambda memory: memory.ask("Who?", documents=[]), "None asks all"),
         (lambda memory: memory.ask("Who?", max_tokens=5), "max_new_tokens"),
-        (lambda memory: memory.ask("Who?", where="year"), "where is labels"),
+        (lambda memory: memory.ask("Who?", where="year"), "where must be a dict of labels"),
         (lambda memory: memory.ask("Who?", where={"yaer": 1}), "author, year"),
         (lambda memory: memory.search("Who?", documents=["x"], where={}), "no document 'x'"),
         (lambda memory: memory.ask_many("Who?"), "in a list"),

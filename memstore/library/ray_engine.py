@@ -81,7 +81,7 @@ class RayEngine(Closing):
             except wrong.RayTaskError as error:
                 if isinstance(error.cause, MemstoreError):
                     raise error.cause from None
-                raise MemstoreError(f"a reader failed: {error.cause!r}") from error
+                raise MemstoreError(f"a worker failed: {error.cause!r}") from error
             except wrong.RayError as error:
                 why = str(error).partition("\n")[0]
                 raise MemstoreError(

@@ -77,7 +77,7 @@ def _scope(words: Sequence[str], line: str) -> Access:
         elif scope in ("read", "write"):
             write = scope == "write"
         else:
-            raise InvalidInput(f"{line}: {scope!r} is no scope; use read, write or only=PATTERN")
+            raise InvalidInput(f"{line}: {scope!r} is not a scope; use read, write or only=PATTERN")
     return Access(write, tuple(only))
 
 

@@ -69,7 +69,7 @@ def test_serving_beyond_loopback_needs_keys() -> None:
         ("", "no key"),
         ("short", "16 characters"),
         (f"{READS}\n{READS} write", "twice"),
-        (f"{READS} everything", "no scope"),
+        (f"{READS} everything", "not a scope"),
     ],
 )
 def test_a_key_file_with_an_invalid_line_is_refused(tmp_path: Path, lines: str, what: str) -> None:
