@@ -1,5 +1,5 @@
-"""A Python process that runs one of our modules, sees neither the working directory nor what the
-environment adds to Python's path, and ends with the process that began it.
+"""Run one of our modules in a Python process that ignores the working directory and the
+environment's additions to Python's path, and that ends with its parent process.
 """
 
 import os
@@ -26,8 +26,8 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs `python -m module`, apart from the working directory,
-    PYTHONPATH and the user's own packages.
+    """The command line of `python -m module`, isolated from the working directory, PYTHONPATH and
+    the user's own packages.
     """
     where = str(Path(__file__).resolve().parents[1])
     return [sys.executable, "-I", "-c", _BEGIN, where, module, *arguments]
@@ -36,7 +36,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 def run_tied(module: str, *arguments: str, given: bytes) -> subprocess.CompletedProcess[bytes]:
     """Run a module in a process that ends when this one ends, even if this one is killed.
 
-    The module has to pass its first argument, which is added before `arguments`, to
+    The module must pass its first argument, which is added before `arguments`, to
     `end_with_parent`. given: its standard input. Returns its exit status, stdout and stderr. Raises
     OSError.
     """
@@ -55,7 +55,7 @@ def run_tied(module: str, *arguments: str, given: bytes) -> subprocess.Completed
 
 
 def end_with_parent(watched: str) -> None:
-    """End this process once nobody holds the other end of a pipe."""
+    """End this process when the other end of a pipe is closed."""
 
     def watch() -> None:
         os.read(int(watched), 1)

@@ -1,15 +1,15 @@
-"""What is closed when its `with` block ends."""
+"""Base of objects that are closed at the end of their `with` block."""
 
 from abc import ABC, abstractmethod
 from typing import Self
 
 
 class Closing(ABC):
-    """Held from the beginning of a `with` block to its end, however that comes."""
+    """A context manager that closes itself, however its `with` block ends."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release all resources."""
 
     def __enter__(self) -> Self:
         return self

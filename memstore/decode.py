@@ -1,7 +1,7 @@
-"""What files hold and callers set, as typed values with ranges: exports, rows, headers, settings.
+"""Decode and check contents of files and settings of callers as typed values with ranges.
 
-Nothing that a file says is used before it has passed here. A form is any type that msgspec knows;
-bounds stand in it as `Annotated[int, Meta(ge=..., lt=...)]`. A bound excludes NaN.
+Everything that a file says passes here before it is used. A form is any type that msgspec supports;
+bounds are written as `Annotated[int, Meta(ge=..., lt=...)]`. A bound excludes NaN.
 """
 
 import json
@@ -42,17 +42,17 @@ _BOUNDS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 
 
 def unpack(data: Packed, form: type[T]) -> T:
-    """Msgpack as a value of this form. Raises ValueError, which says what is wrong and where."""
+    """Decode msgpack as `form`. Raises ValueError, which says what is wrong and where."""
     return _decoded(msgspec.msgpack.decode, data, form)
 
 
 def from_json(text: str | bytes, form: type[T]) -> T:
-    """JSON as a value of this form. Raises ValueError."""
+    """Decode JSON as `form`. Raises ValueError."""
     return _decoded(msgspec.json.decode, text, form)
 
 
 def typed(value: Any, form: type[T]) -> T:
-    """Plain values as a value of this form. Raises ValueError."""
+    """Convert plain values to `form`. Raises ValueError."""
     return _decoded(msgspec.convert, value, form)
 
 
@@ -64,7 +64,7 @@ def _decoded(decode: Callable[..., T], given: Any, form: type[T]) -> T:
 
 
 def check_settings(settings: Any) -> None:
-    """Compare the fields of a dataclass with their types. Raises InvalidInput, which names a field
+    """Check the fields of a dataclass against their types. Raises InvalidInput, which names a field
     that is out of range.
     """
     for name, form in _hints(settings.__class__).items():
@@ -80,7 +80,7 @@ def check_settings(settings: Any) -> None:
 
 
 class Settings:
-    """Base of dataclasses that are checked when they are made: InvalidInput names a field that is
+    """Base of dataclasses that check their fields at creation: InvalidInput names a field that is
     out of range.
     """
 
@@ -88,7 +88,7 @@ class Settings:
         check_settings(self)
 
     def changed(self, **settings: Any) -> Self:
-        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
+        """A copy with other settings; None leaves one unchanged. Raises InvalidInput."""
         given = {name: value for name, value in settings.items() if value is not None}
         known = tuple(field.name for field in fields(cast(Any, self)))
         unknown = sorted(set(given) - set(known))
@@ -103,8 +103,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def check_plain(value: Any, what: str) -> None:
-    """Raises ValueError for a map that is not of JSON's values, has a number that is not finite or
-    beyond 64 bits, or is large or deep.
+    """Raises ValueError for a dict with values that JSON lacks, with a number that is not finite or
+    beyond 64 bits, and for one that is too large or nested too deep.
     """
     if not isinstance(value, dict) or not all(type(name) is str for name in value):
         raise ValueError(f"{what} does not map names to values")

@@ -15,7 +15,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def usable_device(device: str) -> torch.device:
     """The device of this name; "auto" is the first of cuda, mps and cpu that this machine has.
-    Raises InvalidConfig for a device that the machine does not have.
+    Raises InvalidConfig for a device that the machine lacks.
     """
     if device == "auto":
         if torch.cuda.is_available():
@@ -49,9 +49,9 @@ def dtype_named(name: str | None) -> torch.dtype | None:
 
 
 def fast_dtype(device: torch.device | str = "cpu") -> torch.dtype:
-    """torch.bfloat16 where the device multiplies matrices clearly faster in it, else torch.float32.
+    """torch.bfloat16 if the device multiplies matrices clearly faster in it, else torch.float32.
 
-    Every CUDA device that we run on does. A CPU is measured once per process: one without bfloat16
+    All CUDA devices in use do. A CPU is measured once per process: one without bfloat16
     instructions converts each number and is forty times slower than in float32.
     """
     if torch.device(device).type == "cuda" or bfloat16_gain() >= _MIN_GAIN:

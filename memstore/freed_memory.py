@@ -1,4 +1,4 @@
-"""What the C library does with memory that is freed: glibc only, nothing elsewhere."""
+"""Control what glibc does with freed memory; other C libraries are left alone."""
 
 import ctypes
 import sys
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 def keep_freed_memory() -> None:
-    """Have it kept for the next allocation: without it every large activation of a training step is
-    mapped and page-faulted anew (measured: 2x a step).
+    """Keep freed memory for the next allocation: otherwise every large activation of a training
+    step is mapped and page-faulted again (measured: 2x a step).
     """
     if mallopt := _of_glibc("mallopt"):
         mmap_max, trim_threshold, top_pad = -4, -1, -2
@@ -17,8 +17,8 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give the pages that are free in the middle of the heap back to the system: of a long run of
-    like work glibc keeps more and more of them.
+    """Return the free pages inside the heap to the system: during long runs of similar work glibc
+    keeps more and more of them.
     """
     if trim := _of_glibc("malloc_trim"):
         trim(0)

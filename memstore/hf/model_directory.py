@@ -1,6 +1,6 @@
-"""Where the files of a model are that has a name: in a package, a directory, a GGUF file (converted
-once, in the cache directory), or on the hub; and what is checked of them. Checks find mistakes: a
-model is trusted as a program is. Imports neither torch nor transformers by itself.
+"""Find the files of a named model: in a package, a directory, a GGUF file (converted once, into the
+cache directory), or on the hub; and check them. Checks find mistakes: a model is trusted like a
+program. Importing this loads neither torch nor transformers.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "
 
 
 def cache_directory() -> Path:
-    """Where converted models, digests and selectors of this user are kept: $MEMSTORE_CACHE, or
+    """The directory of this user's converted models, digests and selectors: $MEMSTORE_CACHE, or
     memstore in the user's cache directory.
     """
     named = os.environ.get("MEMSTORE_CACHE")
@@ -50,7 +50,7 @@ def cache_directory() -> Path:
 
 
 def model_name(name: str | Path) -> ModelName:
-    """What a model is called that `load_reader` takes by this name, and what has it again."""
+    """A model's title, and the source from which this machine can load it again."""
     path = expanded(name)
     if str(name) in PACKAGED:
         return ModelName(_FORMAT.sub("", _packaged(str(name)).stem), str(name))
@@ -84,7 +84,7 @@ def directory_of(name: str | Path) -> Path | str:
 
 
 def _packaged(name: str) -> Path:
-    """The GGUF file in a package, which is not imported. Raises InvalidInput."""
+    """The GGUF file in a package, found without importing it. Raises InvalidInput."""
     package = PACKAGED[name]
     found = importlib.util.find_spec(package)
     for place in [] if found is None else found.submodule_search_locations or []:
@@ -97,7 +97,7 @@ def _packaged(name: str) -> Path:
 
 
 def downloaded(name: str) -> Path:
-    """The directory of a model on the hub, downloaded or as it was before. Raises InvalidInput."""
+    """The local directory of a model on the hub; downloads it if needed. Raises InvalidInput."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -110,7 +110,7 @@ def downloaded(name: str) -> Path:
 
 
 def _converted(file: Path) -> Path:
-    """A GGUF file as a directory of safetensors, made once, wherever the file is. Raises
+    """The directory of safetensors for a GGUF file, converted once for equal contents. Raises
     InvalidInput for a file that cannot be read, InvalidWeights.
     """
 
@@ -136,8 +136,8 @@ def _converted(file: Path) -> Path:
 
 
 def remembered(files: Sequence[Path], digest: Callable[[], str]) -> str:
-    """The digest of what is in these files: the last one, if none of them changed since by size and
-    time; else computed, and remembered where the cache can be written.
+    """The digest of these files' contents: the cached one, if no file changed its size and time;
+    else a computed one, which is cached if possible.
     """
     described = [
         (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
@@ -189,8 +189,8 @@ def _convert(file: Path, directory: Path) -> None:
 
 @contextmanager
 def new_directory(parent: Path, prefix: str = ".saving-") -> Iterator[Path]:
-    """A directory of a new name, which is removed when the block ends, unless it was moved; what
-    killed processes left of such names a day ago is removed first. Raises OSError.
+    """Context with a new directory, which is removed at the end unless it was moved. First removes
+    such directories that killed processes left more than a day ago. Raises OSError.
     """
     for left in parent.glob(f"{prefix}*"):
         with suppress(OSError):  # another process removes it, or moves it
@@ -207,8 +207,8 @@ def new_directory(parent: Path, prefix: str = ".saving-") -> Iterator[Path]:
 
 
 def check_directory(directory: Path) -> None:
-    """Raises InvalidWeights for an adapter, whose weights transformers would leave out, for a
-    directory without a tokenizer or safetensors, and for files that Git LFS has not fetched.
+    """Raises InvalidWeights for an adapter, whose weights transformers would ignore, for a
+    directory without a tokenizer or safetensors, and for Git LFS pointers.
     """
     for name in _ADAPTERS:
         if (directory / name).exists():
@@ -245,8 +245,8 @@ def checked_configuration(name: str | Path, directory: Path) -> Any:
 
 
 def whole(loaded: Any, name: str | Path) -> Any:
-    """The model of what `from_pretrained` gives with `output_loading_info`. Raises InvalidWeights
-    where weights are missing, which transformers has drawn at random; reports unused ones.
+    """The model from a result of `from_pretrained` with `output_loading_info`; logs unused weights.
+    Raises InvalidWeights if weights are missing, which transformers draws at random.
     """
     model, found = loaded
     missing = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
@@ -261,7 +261,7 @@ def whole(loaded: Any, name: str | Path) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of transformers says, in a line of an error here."""
+    """The message of a transformers error, as one line."""
     if "ignore_mismatched_sizes" in str(error):
         return "config.json gives other sizes than the weights have"
     if isinstance(error, LookupError):
@@ -273,7 +273,7 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the progress bars and tables that transformers prints of whatever it loads."""
+    """Context without the progress bars and tables that transformers prints while loading."""
     from transformers.utils import logging
 
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()

@@ -1,6 +1,6 @@
-"""Find a model by the name that a user or a memory has for it: the landmark model that ships, a
-directory that `memstore train` wrote, or a Hugging Face model. Imports neither torch nor
-transformers before a model is loaded.
+"""Find a model by the name that a user or a memory gives it: the landmark model that ships, a
+directory of `memstore train`, or a Hugging Face model. Imports torch and transformers only to load
+a model.
 """
 
 import json
@@ -30,8 +30,8 @@ def reader_named(
     """Load the model that ships, one that `memstore train` wrote, or a Hugging Face model (see
     memstore.hf.load.load_reader).
 
-    compute: see Compute; a landmark model has no weights of fewer bits. adaptation: of a Hugging
-    Face model, see load_reader. Raises InvalidInput, InvalidWeights, InvalidConfig.
+    compute: see Compute; a landmark model has no quantized weights. adaptation: of a Hugging Face
+    model, see load_reader. Raises InvalidInput, InvalidWeights, InvalidConfig.
     """
     from memstore.devices import dtype_named
 
@@ -66,8 +66,8 @@ def reader_of(
 ) -> "ModelAPI":
     """Load the model of a memory: `name`, or the one it was made with if this machine has it.
 
-    where: the memory's place, for errors. Raises WrongModel for another model, InvalidInput for one
-    that has to be named, and what reader_named raises.
+    where: the memory's place, for errors. Raises WrongModel for another model, InvalidInput if the
+    user must name the model, and what reader_named raises.
     """
     named = name_of(signature, where, name)
     reader = reader_named(named, compute=compute)
@@ -76,7 +76,7 @@ def reader_of(
 
 
 def name_of(signature: Signature, where: str, name: str | Path | None = None) -> str | Path:
-    """The name that `reader_named` takes for the model of a memory: see reader_of. Raises
+    """The name that `reader_named` accepts for the model of a memory: see reader_of. Raises
     InvalidInput for a model that this machine lacks, or that only the hub may have.
     """
     model = signature.model
@@ -111,13 +111,13 @@ def default_name() -> str:
 
 
 def check_transformers() -> None:
-    """Raises InvalidConfig where transformers is missing."""
+    """Raises InvalidConfig if transformers is missing."""
     if find_spec("transformers") is None:
         raise InvalidConfig(f"Hugging Face models need transformers: {install_extra('hf')}")
 
 
 def _is_ours(directory: Path) -> bool:
-    """Did `memstore train` write this directory, as far as it says? Raises InvalidWeights."""
+    """Whether `memstore train` wrote this directory, by config.json. Raises InvalidWeights."""
     from memstore.paths import read_file
 
     if not directory.is_dir():

@@ -1,4 +1,4 @@
-"""What is known of a model by its weights: their digest, and the selector made for them."""
+"""Find what belongs to a model's weights: their digest, selector and reading adapter."""
 
 import hashlib
 from pathlib import Path
@@ -25,7 +25,7 @@ SHIPPED_ADAPTERS = Path(__file__).parent / "adapters"
 
 @torch.no_grad()
 def digest_of(model: nn.Module, name: str | Path = "") -> str:
-    """Hex digest of a model's weights, as they are in memory. name: of the model, in errors. Raises
+    """Hex digest of a model's weights in memory. name: of the model, for errors. Raises
     InvalidWeights for weights that are NaN or infinite.
     """
     for parameter, tensor in model.named_parameters():
