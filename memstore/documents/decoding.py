@@ -53,7 +53,7 @@ def decode(data: bytes, notes: list[str], declared: str = "", *, html: bool = Fa
     if bad := text.count("\ufffd") - data.count(b"\xef\xbf\xbd"):
         notes.append(f"bytes that are no {encoding} text are marked with \ufffd ({bad:,})")
     if 20 * max(0, bad) > len(text) + 20:
-        raise UnreadableDocument("is a binary file of unknown kind; save it as PDF or text")
+        raise UnreadableDocument("is binary, of unknown kind; save it as PDF or text")
     return text
 
 

@@ -81,7 +81,7 @@ def form_of(data: bytes, name: str) -> Form:
     if _HTML.match(text):
         return "html"
     if 20 * len(head.translate(None, _PRINTED)) > len(head) + 20:
-        raise UnreadableDocument("is a binary file of unknown kind; save it as PDF or text")
+        raise UnreadableDocument("is binary, of unknown kind; save it as PDF or text")
     return "mail" if _MAIL.match(text) else _NAMED.get(suffix, "text")
 
 
