@@ -89,7 +89,7 @@ def test_values_beyond_the_stored_dtype_are_refused():
     reader = reader_of(kv_dtype=torch.float16)
     with torch.no_grad():
         reader.model.model.layers[2].self_attn.v_proj.weight.mul_(1e7)
-    with pytest.raises(InvalidWeights, match="do not fit"):
+    with pytest.raises(InvalidWeights, match="out of range"):
         list(encode(reader, passages(2)))
 
 
