@@ -111,6 +111,7 @@ def test_an_interrupted_command_leaves_the_memory_whole(
 def test_an_interrupt_while_modules_are_imported_is_one_line(number: signal.Signals) -> None:
     code = f"""
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 class Interrupting:
     def find_spec(self, name, path, target=None):
         if name == "memstore.cli.main":
