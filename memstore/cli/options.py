@@ -188,6 +188,12 @@ class Tiers:
             "--host-budget", "SIZE", "Main memory for blocks, such as 512MB.", parser=parse_size
         ),
     ] = None
+    device_budget: Annotated[
+        int | None,
+        option(
+            "--device-budget", "SIZE", "GPU memory for blocks; default: 1GiB.", parser=parse_size
+        ),
+    ] = None
     policy: Annotated[
         str | None, option("--policy", "NAME", "Eviction policy of main memory: arc or lru.")
     ] = None

@@ -68,6 +68,7 @@ def test_settings_out_of_range_are_refused(store: Path, story: Path, tmp_path: P
         (("serve", "--store", store, "--score-range", "-1"), "score_range"),
         (("chat", "--store", store, "--caution", "nan"), "caution"),
         (("ask", "Who?", "--store", store, "--host-budget", "1kB"), "budget"),
+        (("ask", "Who?", "--store", store, "--device-budget", "1 parsec"), "size"),
         (("ask", "Who?", "--store", store, "--policy", "fifo"), "lru"),
         (("chat", "--store", store, "--prefetch", "all"), "speculative"),
         (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
