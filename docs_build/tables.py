@@ -27,8 +27,8 @@ _WAYS = {
     "memory": "memstore",
     "text": "its passages as text",
     "fused@1": "BM25 and MiniLM fused, the best as text",
-    "fused@2": "the best two",
-    "fused@4": "the best four",
+    "fused@2": "the same, the best two",
+    "fused@4": "the same, the best four",
     "gold": "the right passage as text",
 }
 _SETS = ("newwiki", "piaf", "2wiki", "fairytale", "office")
