@@ -66,6 +66,11 @@ class Snapshot:
         self.state, self._reads = state, reads
         self._held: dict[tuple[str, int], dict[bytes, bytes]] = {}  # values that `bring` read
 
+    @property
+    def sees(self) -> int:
+        """As Transaction.sees."""
+        return self.state.serial
+
     def get_checked(self, table: str, key: bytes) -> bytes | None:
         """A value, or None. Raises CorruptMemory, StoreUnavailable."""
         return None if table == "meta" else self._table(table, key).get(key)

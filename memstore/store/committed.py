@@ -144,11 +144,13 @@ class Committed:
     def follow(self, new: "Retrieval | None" = None) -> None:
         """See what was committed; new: a retrieval that needs all rows. Raises CorruptMemory."""
         with self._following:
-            # read before the rows: a version that is too old only costs another call
+            # the file is read before the rows: one that is too old only costs another call
             version = self.catalog.database.version
             if version.file != self.version.file and self._retrieval is not None:
                 self._retrieval.rewritten()
             with self.catalog.database.read() as txn:
+                # while a commit ends, the database's version is that commit, but views lack it
+                version = version._replace(transaction=txn.sees)
                 changes = self.catalog.changes(txn)
                 changed = self._changed(txn, changes)
                 if self._retrieval is not None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from memstore.block import BlockKey
+from memstore.disk.lmdb.database import Database
+from memstore.disk.lmdb.transaction import Version
 from memstore.errors import DocumentNotFound, MemoryLocked, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document
@@ -86,6 +88,24 @@ def test_reader_sees_commits_of_another_process(
         )
         assert reader.document("book").tokens == 400
         check_content(reader, reader.document("book"), text=1)
+
+
+def test_a_commit_is_seen_whose_number_was_known_before_its_rows(
+    store: MemoryStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB tells the number of a commit some milliseconds before new views hold it."""
+    ingest(store, "book", CHUNK)
+    with reopened(path) as reader:
+        number = Database.version.fget
+
+        def early(database: Database) -> Version:
+            return Version(number(database).file, number(database).transaction + 1)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "version", property(early))
+            assert reader.has("book")
+        store.forget("book")  # one commit, of the number that was told
+        assert not reader.has("book") and reader.documents() == []
 
 
 @pytest.mark.parametrize("one_store", [True, False])

@@ -138,6 +138,12 @@ class Transaction:
         self._last: bytes | None = None  # an upper bound of the keys
 
     @property
+    def sees(self) -> int:
+        """Number of the last commit that is part of this view."""
+        number: int = self.inner.id()
+        return number if self._tree is not None else number - 1
+
+    @property
     def file(self) -> int:
         """The data file, for reading an Extent during the transaction."""
         assert self._tree is not None
