@@ -255,7 +255,7 @@ def _row(name: str, document: Document | None, upload: Upload | None) -> dict[st
     if document is not None:
         ready = document.state == "ready"
         row |= {
-            "state": "ready" if ready else "ingesting",
+            "state": "ready" if ready else "failed" if row["error"] else "ingesting",
             "progress": float(ready),
             "tokens": document.tokens,
             "blocks": document.blocks,

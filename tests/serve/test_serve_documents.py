@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from memstore.errors import StorageFull
+from memstore.errors import MemoryLocked, StorageFull
 from memstore.model.source_text import Ingesting
 from memstore.serve.settings import ServeSettings
 from support.diary import ANSWER, ASKED, DIARY, LETTER
@@ -185,25 +185,32 @@ def test_a_document_is_deleted_while_it_waits_or_is_ingested(http: httpx2.Client
         assert row(http, name) is None
 
 
+@pytest.mark.parametrize("locked", [False, True])
 def test_a_failed_upload_is_listed_with_its_error_and_stores_no_partial_document(
-    served: Served, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+    served: Served, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch, locked: bool
 ) -> None:
-    model = served.service.model
+    """locked: another process writes, so that the partial document cannot be dropped at once."""
+    model, store = served.service.model, served.service.store
     ingesting = model.ingesting
 
     def failing(*given: Any, **more: Any) -> Ingesting:
         steps = ingesting(*given, **more)
         yield next(steps)
         steps.close()  # its finished chunks are committed
-        raise StorageFull(f"{served.service.store.path} is full")
+        raise StorageFull(f"{store.path} is full")
+
+    def busy(name: str) -> None:
+        raise MemoryLocked("another process writes")
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "ingesting", failing)
+        if locked:
+            patch.setattr(store, "forget", busy)
         upload(http, "long", LONG)
         failed = settled(http, "long")
     assert failed["state"] == "failed" and "disk is full" in failed["error"]
-    assert str(served.service.store.path) not in failed["error"]
-    assert not served.service.store.has("long")
+    assert str(store.path) not in failed["error"]
+    assert store.has("long") is locked
     assert http.delete(f"{PATH}/long").status_code == 200  # takes it off the list
     assert row(http, "long") is None
 
