@@ -3,6 +3,8 @@
 import signal
 import sys
 
+_received: list[int] = []  # numbers of signals
+
 
 def main() -> None:
     """Entry point of `memstore`. Ctrl-C and SIGTERM end a command as an exception does: what is
@@ -10,18 +12,27 @@ def main() -> None:
     """
     try:
         signal.signal(signal.SIGTERM, _interrupt)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is not ignored
+            signal.signal(signal.SIGINT, _interrupt)
         from memstore.cli.main import main
 
         main()
-    except KeyboardInterrupt as interrupt:  # while modules were imported, or a second one
-        from memstore.cli.command import exit_status
-
-        print("interrupted", file=sys.stderr)
-        sys.exit(exit_status(interrupt))
+    except KeyboardInterrupt:  # while modules were imported, or a second one
+        _end()
+    except Exception:
+        if not _received:
+            raise
+        _end()  # a library in C replaced the interrupt by an error of its own
 
 
 def _interrupt(number: int, _: object) -> None:
+    _received.append(number)
     raise KeyboardInterrupt(number)
+
+
+def _end() -> None:
+    print("interrupted", file=sys.stderr)
+    sys.exit(128 + (_received[-1] if _received else signal.SIGINT))
 
 
 if __name__ == "__main__":

@@ -122,3 +122,27 @@ program.main()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (128 + number, b"interrupted\n")
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_a_library_replaces_by_an_error_is_one(number: int) -> None:
+    """0: the error without an interrupt, which is shown."""
+    code = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import memstore.__main__ as program, memstore.cli.main as commands
+def command():
+    try:
+        if {number:d}:
+            signal.raise_signal({number:d})
+    except KeyboardInterrupt:
+        pass
+    raise ValueError("could not determine the shape")
+commands.main = command
+program.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    if number:
+        assert (done.returncode, done.stderr) == (128 + number, b"interrupted\n")
+    else:
+        assert done.returncode == 1 and b"ValueError: could not" in done.stderr
