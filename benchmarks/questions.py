@@ -5,8 +5,8 @@ questions are those that nothing answers. Every way of answering generates at mo
 the same weights, greedily.
 
 ways: "memory" is what `memstore ask` does; "text" reads the memory's passages in the prompt;
-"bm25@4", "minilm@4" and "fused@4" choose the best 4 of the same passages otherwise, or as many as
-stands behind the @, and read them as text; "gold" reads the passage that is known to be right.
+"bm25@K", "minilm@K" and "fused@K" choose the best K of the same passages and read them as text;
+"gold" reads the passage that is known to be right.
 """
 
 import json
@@ -375,7 +375,9 @@ def main() -> None:
     options.add(parser, "--model", "smollm2")
     given = parser.parse_args()
     if unknown := [way for way in given.ways if not _WAY.fullmatch(way)]:
-        parser.error(f"{unknown[0]} is no way of answering: memory, text, gold, or fused@4")
+        parser.error(f"{unknown[0]} is not a way; memory, text, gold, bm25@K, minilm@K or fused@K")
+    if "text" in given.ways and "memory" not in given.ways[: given.ways.index("text")]:
+        parser.error("text reads what memory read: name memory before it")
     options.prepare(given.threads)
     documents, asked = planned(given.set, given.questions, given.count, given.seed)
     reader = load_reader(given.model)

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-_received: list[int] = []  # numbers of signals
+_received: list[KeyboardInterrupt] = []
 
 
 def main() -> None:
@@ -17,22 +17,24 @@ def main() -> None:
         from memstore.cli.main import main
 
         main()
-    except KeyboardInterrupt:  # while modules were imported, or a second one
-        _end()
+    except KeyboardInterrupt as interrupt:  # while modules were imported, or a second one
+        _end(interrupt)
     except Exception:
         if not _received:
             raise
-        _end()  # a library in C replaced the interrupt by an error of its own
+        _end(_received[-1])  # a library in C replaced it by an error of its own
 
 
 def _interrupt(number: int, _: object) -> None:
-    _received.append(number)
-    raise KeyboardInterrupt(number)
+    _received.append(KeyboardInterrupt(number))
+    raise _received[-1]
 
 
-def _end() -> None:
+def _end(interrupt: KeyboardInterrupt) -> None:
+    from memstore.cli.command import exit_status
+
     print("interrupted", file=sys.stderr)
-    sys.exit(128 + (_received[-1] if _received else signal.SIGINT))
+    sys.exit(exit_status(interrupt))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def adapt(
     ] = None,
     text: Annotated[
         list[Path] | None,
-        option("--text", "FILE", "Prose for training without --questions: .txt, .jsonl.zst."),
+        option("--text", "FILE", "Prose, instead of --questions: .txt or .jsonl.zst (repeatable)."),
     ] = None,
     reading_tokens: Annotated[
         int,

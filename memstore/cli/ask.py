@@ -62,12 +62,11 @@ def ask(
     began = time.monotonic()
     with opened(store, opening, documents=document) as (model, memory):
         open_seconds = round(time.monotonic() - began, 3)
-        settings = {"documents": document, **asdict(answering), **asdict(lookup)}
-        answer = partial(model.ask, store=memory, **settings)
+        lookup.give(model)
+        answer = partial(model.ask, store=memory, documents=document, **asdict(answering))
         if question == "-":
             # check settings here, so that a wrong one is one error of the command
             model.answering.changed(**asdict(answering))
-            model.lookup.changed(**asdict(lookup))
             memory.ready(document, to="ask")
             result = {"answers": _all_answered(questions, answer, show)}
         else:
@@ -94,14 +93,13 @@ def chat(
     {"answers": [...]}.
     """
     show = None if as_json else partial(console.print_answer, stats=stats)
-    with (
-        opened(store, opening, documents=document) as (model, memory),
-        model.chat(memory, document, **asdict(lookup)) as conversation,
-    ):
+    with opened(store, opening, documents=document) as (model, memory):
+        lookup.give(model)
         model.answering.changed(**asdict(answering))  # raises for a wrong setting
-        answer = partial(conversation.ask, **asdict(answering))
-        lines = console.read_lines(prompt="> ")
-        result = {"answers": _all_answered(filter(None, lines), answer, show)}
+        with model.chat(memory, document) as conversation:
+            answer = partial(conversation.ask, **asdict(answering))
+            lines = console.read_lines(prompt="> ")
+            result = {"answers": _all_answered(filter(None, lines), answer, show)}
     if as_json:
         console.emit(result)
     _exit(result)

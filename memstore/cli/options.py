@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -148,7 +148,7 @@ class Answering:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Lookups for an answer; None: the model's defaults."""
+    """Settings of a model's lookups; None: its default."""
 
     top_k: Annotated[
         int | None,
@@ -176,6 +176,10 @@ class Lookup:
             "higher values also refuse more unanswerable questions; default: 0.1.",
         ),
     ] = None
+
+    def give(self, model: "ModelAPI") -> None:
+        """Give the settings to a model. Raises InvalidInput."""
+        model.lookup = model.lookup.changed(**asdict(self))
 
 
 @dataclass(frozen=True)

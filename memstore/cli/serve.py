@@ -3,7 +3,6 @@
 import os
 import sys
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -80,7 +79,7 @@ def serve(
     keys = {} if api_key_file is None else read_keys(api_key_file)
     check_exposed(settings, keys)
     with opened(store, opening, read_only=False, make=True) as (model, memory):
-        model.lookup = model.lookup.changed(**asdict(lookup))
+        lookup.give(model)
         known = model.signature.model
         name = "memstore" if known is None else Path(known.title).name
         service = Service(model, memory, settings, keys=keys, name=name)
@@ -123,7 +122,7 @@ def mcp(
     with redirect_stdout(sys.stderr):  # stdout carries MCP; libraries may print
         model, memory = resources.enter_context(opened(store, opening, read_only=read_only))
     with resources:
-        model.lookup = model.lookup.changed(**asdict(lookup))
+        lookup.give(model)
         service = Service(model, memory)
         write = not memory.read_only
 

@@ -149,7 +149,7 @@ class Committed:
             if version.file != self.version.file and self._retrieval is not None:
                 self._retrieval.rewritten()
             with self.catalog.database.read() as txn:
-                # while a commit ends, the database's version is that commit, but views lack it
+                # LMDB tells the number of a commit before new views hold it
                 version = version._replace(transaction=txn.sees)
                 changes = self.catalog.changes(txn)
                 changed = self._changed(txn, changes)
