@@ -163,8 +163,8 @@ def test_a_follow_up_is_expanded_by_the_question_before_it(learned, tmp_path, mo
         assert seen[-1].text == "Where is the grey ladder?" and seen[-1].before is None
         assert "Where is the grey ladder?" in learned.tokenizer.decode(session._local.ids)
         session.ask("How long is it?", lambda: None)
-        assert seen[-1].text == "How long is it?"
-        before = seen[-1].before
+        asked, before = seen[-2:]  # the document that is best for the question before is preferred
+        assert asked.text == "How long is it?" and asked.before is before
         assert before.text == "Where is the grey ladder?"
         assert learned.tokenizer.decode(before.captured.ids).strip() == before.text
 

@@ -93,6 +93,18 @@ def test_a_copy_that_ranks_after_another_passage_is_not_a_second_candidate() -> 
     assert meant[0].same == ((7, 0),) and meant[0].score == 0.5
 
 
+def test_a_question_that_refers_to_one_before_prefers_the_document_that_answered_that() -> None:
+    before = torch.tensor([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.9])
+    found = scored(COPIES).behind(scored(before))
+    more = torch.tensor([0.0] * 6 + [1.0] * 2) * COPIES.std(correction=0)
+    torch.testing.assert_close(found.scores, COPIES + more)
+    # a text that another document holds, too, is read once
+    held = {(7, 0): "same", (7, 2): "same", (9, 2): "same"}
+    best = Candidates(found, 4, lambda asked: None, lambda *at: held.get(at, at)).distinct(3)
+    assert places(best) == [(9, 2), (7, 4), (7, 5)]
+    assert best[0].same == ((7, 0), (7, 2))
+
+
 def test_four_passages_that_each_add_a_part_open_the_gate_together() -> None:
     gate = Gate((0.6,) * 5, together=0.1)
     parts = [[0.3, 0, 0, 0], [0, 0.2, 0, 0], [0, 0, 0.2, 0], [0, 0, 0, 0.1]]

@@ -130,6 +130,7 @@ _LITTLE = 0.2  # words that weigh no more leave the best blocks among those that
 
 
 _BEFORE = 0.25  # how much the question before counts, of one that leans on it
+_SAME = 1.0  # deviations that blocks of the document which is best for that question gain
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,12 @@ def _spec(learned: Learned | None, word_weight: float) -> IndexSpec:
     return IndexSpec("learned + words", digest, learned.width, words=True)
 
 
+# By how much the scores of copies may differ: in standard deviations of all scores, since a step of
+# an int8 landmark may be another where another machine computed it; and at least by the rounding of
+# float32, as a share of the largest score.
+_ALIKE, _ROUNDING = 0.1, 1e-5
+
+
 class Scored(NamedTuple):
     """Scores of blocks, and the blocks that have them."""
 
@@ -246,6 +253,23 @@ class Scored(NamedTuple):
     store: Found  # where these blocks are looked up
     deviation: float  # standard, of the scores of all blocks of the whole scope
     blocks: int  # of the whole scope
+    alike: float = _ALIKE  # deviations by which the scores of copies may differ
+
+    @property
+    def documents(self) -> Tensor:
+        """The document of each block, int64 [blocks of `scope`]."""
+        sizes = torch.tensor([end - first for _, first, end in self.scope])
+        return torch.tensor([run[0] for run in self.scope]).repeat_interleave(sizes)
+
+    def behind(self, before: "Scored") -> "Scored":
+        """The scores for a question that refers to the one before: a standard deviation higher for
+        blocks of the document that is best for that one.
+        """
+        if not len(before.scores):
+            return self
+        best = before.documents[before.scores.argmax()]
+        more = (self.documents == best) * (_SAME * self.deviation)
+        return self._replace(scores=self.scores + more, alike=_ALIKE + _SAME)
 
 
 def score_blocks(selector: Selector, query: Query, store: MemoryStore, scope: Scope) -> Scored:
@@ -339,11 +363,6 @@ def confidence(scores: Tensor) -> float:
 _PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover
 _NEAR = 0.5  # deviations below the best within which passages are attended to alike
 
-# By how much the scores of copies may differ: in standard deviations of all scores, since a step of
-# an int8 landmark may be another where another machine computed it; and at least by the rounding of
-# float32, as a share of the largest score.
-_ALIKE, _ROUNDING = 0.1, 1e-5
-
 Content = Callable[[int, int], Hashable]
 """What identifies the text of a block (document, block): equal for blocks of the same tokens."""
 
@@ -371,6 +390,7 @@ class Candidates:
     ) -> None:
         """k: maximum number of candidates; adds: Selector.adds of blocks."""
         self.scores, self._deviation, self._content = found.scores, found.deviation, content
+        self._alike = found.alike
         self._scope = [run for run in found.scope if run[2] > run[1]]
         self.blocks = found.blocks
         self._starts = [0, *accumulate(end - first for _, first, end in self._scope)]
@@ -384,7 +404,7 @@ class Candidates:
         apart, n = 0.0, 2 * k  # by how much the scores of copies may differ
         if len(self.scores):
             largest = float(self.scores.abs().max())
-            apart = max(_ROUNDING * largest, _ALIKE * self._deviation)
+            apart = max(_ROUNDING * largest, self._alike * self._deviation)
         text = cache(lambda candidate: self._content(*self._place(candidate)))
         while True:
             ranked = self.scores.topk(min(n, len(self.scores)))
