@@ -129,15 +129,16 @@ GATE_TOGETHER = 4
 _LITTLE = 0.2  # words that weigh no more leave the best blocks among those that landmarks find
 
 
-_BEFORE = 0.25  # how much the question before counts, of one that leans on it
-_SAME = 1.0  # deviations that blocks of the document which is best for that question gain
+# Of a question that refers to the one before: how much the words and the tokens of that one count,
+# and the deviations that the blocks of its best document gain.
+_WORDS_BEFORE, _TOKENS_BEFORE, _SAME = 0.25, 0.1, 1.0
 
 
 @dataclass(frozen=True)
 class Query:
     """What passages are searched by. captured: of the user's words alone; text: these words.
-    before: the question that this one refers to ("How loud is it?"); it has a quarter of the
-    weight.
+    before: the question that this one refers to ("How loud is it?"); its words have a quarter
+    of the weight, its tokens a tenth.
     """
 
     captured: Captured
@@ -151,7 +152,7 @@ class Query:
         if self.before is None:
             return words
         earlier = word_index.weigh_words(self.before.text)
-        return {word: _BEFORE * weight for word, weight in earlier.items()} | words
+        return {word: _WORDS_BEFORE * weight for word, weight in earlier.items()} | words
 
     def rows(self, learned: "Learned") -> tuple[Tensor, Tensor]:
         """As Learned.rows, for both questions."""
@@ -159,7 +160,7 @@ class Query:
         if self.before is None:
             return rows, weights
         earlier, theirs = learned.rows(self.before.captured)
-        shares = torch.cat([weights, _BEFORE * theirs]) / (1 + _BEFORE)
+        shares = torch.cat([weights, _TOKENS_BEFORE * theirs]) / (1 + _TOKENS_BEFORE)
         return torch.cat([rows, earlier]), shares
 
 
