@@ -158,21 +158,21 @@ class PassageFetch:
         damaged = 0
         for place in places:
             try:
-                each += [None] if place is None else self._lease([place])
+                each += [None] if place is None else self._lease([place], copied=True)
             except CorruptBlock as error:
                 each.append(None)
                 damaged += not isinstance(error, MissingBlock)
         return each, damaged
 
-    def _lease(self, places: Sequence[tuple[int, int]]) -> list[_Taken]:
-        """Lease passages that the memory holds. Raises CorruptBlock."""
+    def _lease(self, places: Sequence[tuple[int, int]], *, copied: bool = False) -> list[_Taken]:
+        """Lease passages that the memory holds. copied: hold no slots. Raises CorruptBlock."""
         at_once = max(1, self._store.tiers.top.capacity)
         taken: list[_Taken] = []
         for first in range(0, len(places), at_once):
             units = [BlockKey(number, 0, block, 0) for number, block in places[first:][:at_once]]
             lease = self._store.lease(units)
             rows, keys, values = lease.tokens()
-            if len(places) <= at_once:
+            if len(places) <= at_once and not copied:
                 self._leases.enter_context(lease)
             else:  # the next ones need their slots
                 with lease:
