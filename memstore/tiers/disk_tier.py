@@ -21,7 +21,6 @@ class DiskTier:
     def __init__(self, catalog: Catalog) -> None:
         """catalog: of an open memory."""
         self.database = catalog.database
-        self.geometry = catalog.signature.geometry
         self.counters = {"disk": TierCounter()}
         self._catalog = catalog
         self._placed = PlacedReader(self.database.path, catalog.blocks)

@@ -260,6 +260,20 @@ def test_replacement_serves_the_old_document_until_complete(store: MemoryStore, 
 # Forgetting
 
 
+def test_new_metadata_drop_neither_search_data_nor_cached_blocks(
+    store: MemoryStore, path: Path
+) -> None:
+    """If they were dropped, a question in another thread would find the document gone."""
+    document = ingest(store, "book", 3 * CHUNK)
+    with reopened(path) as reader:
+        check_content(reader, document, text=1)
+        disk = reader.tier_stats()["disk"]
+        store.describe("book", {"shelf": "upper"})
+        assert reader.document("book").metadata == {"shelf": "upper"}
+        check_content(reader, document, text=1)
+        assert reader.tier_stats()["disk"] == disk
+
+
 def test_forgotten_document_cannot_be_read(store: MemoryStore, path: Path) -> None:
     before = stored(path)
     document = ingest(store, "secret", 4 * CHUNK + 3)

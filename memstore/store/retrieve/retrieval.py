@@ -213,7 +213,10 @@ class Retrieval:
         new = []
         for number, row in changed.items():
             loaded = self._loaded.get(number)
-            if number in but or number in self._leaving or loaded == row:
+            if number in but or number in self._leaving:
+                continue
+            if loaded is not None and row is not None and loaded.write == row.write:
+                self._loaded[number] = row  # new metadata, the same content
                 continue
             if loaded is not None:
                 self.drop(number)
