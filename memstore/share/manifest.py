@@ -36,6 +36,7 @@ from memstore.errors import (
     NewerFormat,
     OlderFormat,
     StaleMemory,
+    WrongModel,
 )
 from memstore.share.contents import Entry, Name, Place, decompressed
 from memstore.share.object_store import ObjectStore
@@ -84,6 +85,12 @@ class Manifest:
     def objects(self) -> set[str]:
         """The segments and lists that it names."""
         return self.segments | {place.name for place in self.lists}
+
+    def check_same(self, newest: "Manifest", url: str, advice: str) -> None:
+        """Raises WrongModel for a manifest of another model or selector."""
+        self.signature.check_same(newest.signature, url, advice)
+        if newest.selector != self.selector:
+            raise WrongModel(f"{url} holds documents of another selector; {advice}")
 
     def encode(self, magic: bytes = MAGIC) -> bytes:
         """The bytes of the object. Raises InvalidInput for a size that readers would refuse."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from memstore.disk.lmdb.transaction import ValuePart, Version, read_run_key, run_key, tokens_key
-from memstore.errors import MemoryClosed, MemoryNotFound, MemstoreError, StaleMemory
+from memstore.errors import MemoryClosed, MemstoreError, StaleMemory, StoreUnavailable
 from memstore.share.cached_reads import CachedReads
 from memstore.share.contents import Contents, Entry, Place, Value
 from memstore.share.local_cache import LocalCache
@@ -188,7 +188,7 @@ class PublishedDatabase:
         try:
             self.refresh()
         except MemstoreError as error:
-            if isinstance(error, StaleMemory | MemoryNotFound) and not self._warned:
+            if not isinstance(error, StoreUnavailable) and not self._warned:
                 self._warned = True
                 _log.warning("%s", error)
         finally:
@@ -196,10 +196,18 @@ class PublishedDatabase:
             self._looking.release()
 
     def refresh(self) -> None:
-        """Read the newest manifest now, if it changed. Raises what opening raises."""
-        newest = self.state.manifest
-        if newest_number(self.objects) != newest.number:
+        """Read the newest manifest now, if it changed. Raises what opening raises, StaleMemory for
+        an older one, WrongModel for one of another model.
+        """
+        newest = known = self.state.manifest
+        if newest_number(self.objects) != known.number:
             newest = read_newest(self.objects, self._folder)
+            known.check_same(newest, self.path, "open it again")
+            if newest.number < known.number:
+                raise StaleMemory(
+                    f"{self.path}: the newest manifest is {newest.number}, but {known.number} was "
+                    "read before: an older state was restored; open it again to read that"
+                )
         with self._following:
             if newest.number > self.state.manifest.number:
                 self.state = self.state.next(newest)

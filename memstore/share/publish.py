@@ -25,7 +25,6 @@ from memstore.errors import (
     InvalidInput,
     ObjectNotFound,
     StoreUnavailable,
-    WrongModel,
 )
 from memstore.share.contents import (
     DocumentWriter,
@@ -54,6 +53,7 @@ from memstore.share.segments import FOLDER, SegmentWriter, are_there, is_whole
 GRACE = 24 * 3600.0  # seconds that an object stays that no manifest names (yet)
 _COMMITS = 100  # tries to write the next manifest
 _READS = 4  # segments read concurrently
+_ELSEWHERE = "publish to another prefix"
 
 Progress = Callable[[int, int], None]
 """Takes the number of documents that are done, and the number of all."""
@@ -128,7 +128,7 @@ def upload(
     spec = catalog.index_spec
     first = Manifest(catalog.signature.public, catalog.codec, time.time(), spec)
     newest = find_newest(objects) or first
-    check_same_memory(first, newest, objects.url)
+    first.check_same(newest, objects.url, _ELSEWHERE)
     rows: dict[str, Document] = {}
     before: dict[str, Entry] = {}
     for document in sorted(documents, key=lambda document: document.name):
@@ -215,14 +215,6 @@ class _PassageWriter(DocumentWriter):
                     self.passages.setdefault(digest, (segment, found.offset, found.length))
 
 
-def check_same_memory(first: Manifest, newest: Manifest, url: str) -> None:
-    """Raises WrongModel for a manifest of another model or selector."""
-    elsewhere = "publish to another prefix"
-    first.signature.check_same(newest.signature, url, elsewhere)
-    if newest.selector != first.selector:
-        raise WrongModel(f"{url} holds documents of another selector; {elsewhere}")
-
-
 # The next manifest
 
 
@@ -291,7 +283,7 @@ def commit(
         newest = (find_newest(objects) or first) if first is not None else read_newest(objects)
         assert newest is not None
         if first is not None:
-            check_same_memory(first, newest, objects.url)
+            first.check_same(newest, objects.url, _ELSEWHERE)
         wanted = change(newest)
         if wanted is None:
             return newest

@@ -1,8 +1,9 @@
 """Rollback of a publication: an older manifest is refused if the local cache knows a newer one, and
-an open reader never goes back.
+an open reader never goes back, nor to another model's memory.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import publish_memory
 from support.published import open_at
-from support.synthetic_documents import SIGNATURE, ingest
+from support.synthetic_documents import OTHER_MODEL, SIGNATURE, ingest
 
 
 @pytest.fixture
@@ -52,16 +53,45 @@ def test_a_local_cache_remembers_the_newest_manifest(place: ObjectStore, tmp_pat
     assert number_of(place, cache) == 2
 
 
+def an_older_state(place: ObjectStore) -> None:
+    place.delete([manifest_name(2)])
+
+
+def another_model(place: ObjectStore) -> None:
+    """Someone empties the prefix and publishes another memory there."""
+    other = replace(read_manifest(place, 2), number=3, signature=OTHER_MODEL)
+    place.put(manifest_name(3), other.encode())
+
+
+def damage(place: ObjectStore) -> None:
+    place.put(manifest_name(3), b"half")
+
+
+@pytest.mark.parametrize(
+    ("change", "cached", "log"),
+    [
+        (an_older_state, True, "newest manifest is 1, but manifest 2 was read before"),
+        (an_older_state, False, "newest manifest is 1, but 2 was read before"),
+        (another_model, False, "with other weights; open it again"),
+        (damage, False, "is damaged"),
+    ],
+)
 def test_an_open_reader_keeps_its_state_and_logs_it_once(
-    place: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: ObjectStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[ObjectStore], None],
+    cached: bool,
+    log: str,
 ) -> None:
-    with open_at(place, local=LocalCache(tmp_path / "cache", 1 << 20)) as store:
+    local = LocalCache(tmp_path / "cache", 1 << 20) if cached else None
+    with open_at(place, local=local) as store:
         database = store._catalog.database
-        place.delete([manifest_name(2)])
+        change(place)
         with caplog.at_level(logging.WARNING, logger="memstore"):
             for _ in range(2):
                 database._looking.acquire()
                 database._look()
         (said,) = caplog.messages
-        assert "newest manifest is 1, but manifest 2 was read before" in said and "\n" not in said
+        assert log in said and "\n" not in said
         assert store.has("b") and store.manifest == 2
