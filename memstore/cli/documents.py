@@ -104,8 +104,10 @@ def verify(
     report = verify_memory(store, repair=repair)
     lines = [f"damaged: {one.name or 'the memory'}: {one.what}" for one in report.problems]
     lines += [f"dropped: {name}" for name in report.dropped]
-    damaged = "undamaged; `memstore verify --repair` removes the damaged documents"
-    state = "clean" if report.clean or repair else damaged
+    mend = "`memstore verify --repair` removes the damaged documents"
+    if is_url(store):
+        mend = "`memstore share push --check` publishes the damaged documents again"
+    state = "clean" if report.clean or repair else f"undamaged; {mend}"
     counts = f"{console.count(report.documents, 'document')}, "
     counts += f"{console.count(report.records, 'record')}, {console.size(report.bytes)}"
     text = "\n".join(map(console.one_line, [*lines, f"{counts}: {state}"]))

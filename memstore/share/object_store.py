@@ -165,7 +165,9 @@ def object_error(error: Exception, url: str, name: str) -> MemstoreError:
     if any(sign in text for sign in _NO_BUCKET):
         return MemoryNotFound(f"{url}: the bucket does not exist; create it, or name another")
     if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
-        return ObjectNotFound(f"{url}: there is no {name}; another process removed it")
+        return ObjectNotFound(
+            f"{url}: there is no {name}; try again, or publish the document again with --check"
+        )
     if any(sign in text for sign in _REFUSED):
         scheme = url.partition(":")[0]
         return StoreUnavailable(

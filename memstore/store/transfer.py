@@ -124,16 +124,22 @@ class PublishedDocument:
         try:
             yield from usable_parts(self.head, read_parts(self._objects, self._entry))
         except (ValueError, CorruptBlock) as error:
-            raise CorruptMemory(
-                f"document {self._entry.row.name!r} at {self._objects.url} is damaged "
-                f"({error}); publish it again with --check"
-            ) from error
+            raise self._damaged(error) from error
 
     def export(self, file: Path) -> int:
         """Write it to a new file, as `export_document` does; return its bytes. Raises
         CorruptMemory, StoreUnavailable, InvalidInput (the file), StorageFull.
         """
-        return write_document(self.head, read_parts(self._objects, self._entry), file)
+        try:
+            return write_document(self.head, read_parts(self._objects, self._entry), file)
+        except CorruptBlock as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> CorruptMemory:
+        return CorruptMemory(
+            f"document {self._entry.row.name!r} at {self._objects.url} is damaged "
+            f"({str(error).partition(';')[0]}); publish it again with --check"
+        )
 
 
 # Into a memory

@@ -295,7 +295,8 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
             counted = check_parts(head, read_parts(objects, entry))
             documents, found, size = documents + 1, found + counted[0], size + counted[1]
         except (CorruptMemory, ObjectNotFound) as error:
-            problems.append(Problem(None, entry.row.name, str(error)))
+            what = f"{str(error).partition(';')[0]}; publish it again with --check"
+            problems.append(Problem(None, entry.row.name, what))
     if manifest.lists:
         problems += _check_lists(objects)
     return Report(documents, found, size, problems)
@@ -316,4 +317,4 @@ def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
     except FileNotFoundError:  # a newer manifest has none
         pass
     except (CorruptMemory, ObjectNotFound, Unusable) as error:
-        yield Problem(None, "", f"{error}; {again}")
+        yield Problem(None, "", f"{str(error).partition(';')[0]}; {again}")

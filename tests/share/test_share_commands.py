@@ -57,8 +57,13 @@ def test_commands_name_damage_and_exit_with_1(memory: Path, url: str, tmp_path: 
     segment.write_bytes(right[:500] + bytes([right[500] ^ 1]) + right[501:])
     result = run("verify", "--store", url)
     assert result.status == 1 and result.out.startswith("damaged: a: document 1, block 0")
+    assert "verify" not in result.out and result.out.count("push --check") == 1
     refused(run("verify", "--store", url, "--repair"), "again with --check")
-    refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "is damaged", status=1)
+    for command in (["share", "pull", url, "a"], ["export", "a", tmp_path / "file"]):
+        where = url if command[0] == "export" else tmp_path / "new"
+        result = run(*command, "--store", where)
+        refused(result, "document 'a'", "is damaged", "publish it again with --check", status=1)
+        assert "verify" not in result.err
     segment.unlink()
     assert "there is no segments/" in run("verify", "--store", url).out
     for spoilt in (right[:500] + right[499:-1], right[:-9], None):  # as the message advises
