@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 from memstore.disk.files import DATA
 from memstore.errors import InvalidInput, MemoryNotFound, install_extra
 from memstore.share.object_store import CREDENTIALS, ObjectStore, first_line, without_credentials
+from memstore.share.publication_options import is_url
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 _ENDPOINTS = {
@@ -32,7 +33,7 @@ def open_object_store(url: str, *, make: bool = False, timeout: float = 60.0) ->
     """
     try:
         parts = urlsplit(url)
-        if not parts.scheme:
+        if not is_url(url):  # such as file:path or S3://, which readers take for a directory
             raise ValueError
     except ValueError:
         raise InvalidInput(

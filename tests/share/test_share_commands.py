@@ -87,6 +87,8 @@ def test_a_mistake_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
     refused(run("ls", "--store", "file://host/x"), "directory of this machine")
     refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "no such directory")
     assert not (tmp_path / "new").exists()
+    for other in (f"file:{tmp_path}/library", "S3://bucket/x"):  # directories for readers
+        refused(run("share", "push", other, "--store", memory), "not a URL")
     run("share", "push", url, "--store", memory)
     refused(run("share", "pull", url, "z", "--store", tmp_path / "new"), "no document 'z'")
     assert not (tmp_path / "new").exists()
