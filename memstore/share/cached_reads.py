@@ -171,6 +171,6 @@ class CachedReads:
 
 def _reason(error: MemstoreError) -> str:
     """Why a read failed, for statistics."""
-    if isinstance(error, StoreUnavailable):
-        return "missing" if isinstance(error, ObjectNotFound) else "unavailable"
-    return "damaged"
+    if isinstance(error, ObjectNotFound):
+        return "missing"
+    return "unavailable" if isinstance(error, StoreUnavailable) else "damaged"

@@ -7,7 +7,6 @@ ago; so each process may exceed the budget by an eighth. Callers check all value
 ones.
 """
 
-import errno
 import os
 import tempfile
 import threading
@@ -17,13 +16,13 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+from memstore.disk.files import NO_SPACE
 from memstore.errors import InvalidInput
 from memstore.paths import expanded
 from memstore.tiers.stats import TierCounter
 
 _SUFFIX = ".cached"  # of its files; other files are ignored
 _LEFT = 300.0  # seconds after which a file that was never renamed is abandoned
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LocalCache:
@@ -81,7 +80,7 @@ class LocalCache:
                         self._sweep(self.budget - self._room)
                     self._write(file, value)
                 except OSError as error:
-                    self.counter.failed("full" if error.errno in _FULL else "unavailable")
+                    self.counter.failed("full" if error.errno in NO_SPACE else "unavailable")
                     return
                 self._room -= size
 

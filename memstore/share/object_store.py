@@ -43,7 +43,6 @@ class ObjectStore:
 
     def __init__(self, url: str, store: Any, *, endpoint: str = "", ordered: bool = False) -> None:
         """Use open_object_store. ordered: are listings in order of names."""
-        import obstore
         import obstore.exceptions
 
         self.url, self.store = url, store
@@ -166,7 +165,7 @@ def object_error(error: Exception, url: str, name: str) -> MemstoreError:
         return MemoryNotFound(f"{url}: the bucket does not exist; create it, or name another")
     if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
         return ObjectNotFound(
-            f"{url}: there is no {name}; try again, or publish the document again with --check"
+            f"{url}: there is no {name}; try again, or publish again with --check"
         )
     if any(sign in text for sign in _REFUSED):
         scheme = url.partition(":")[0]

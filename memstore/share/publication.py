@@ -196,17 +196,14 @@ class PublishedDatabase:
             self._looking.release()
 
     def refresh(self) -> None:
-        """Read the newest manifest now, if it changed. Raises what opening raises, StaleMemory for
-        an older one, WrongModel for one of another model.
-        """
+        """Read the newest manifest now, if it changed. Raises what opening raises, WrongModel."""
         newest = known = self.state.manifest
         if newest_number(self.objects) != known.number:
             newest = read_newest(self.objects, self._folder)
             known.check_same(newest, self.path, "open it again")
             if newest.number < known.number:
                 raise StaleMemory(
-                    f"{self.path}: the newest manifest is {newest.number}, but {known.number} was "
-                    "read before: an older state was restored; open it again to read that"
+                    f"{self.path}: an older manifest, {newest.number}, was restored; open it again"
                 )
         with self._following:
             if newest.number > self.state.manifest.number:

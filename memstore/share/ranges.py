@@ -46,10 +46,8 @@ def read_extents(objects: Ranges, extents: Sequence[Extent]) -> list[memoryview 
     for (span, numbers), answer in zip(spans, at_once(read, spans, _AT_ONCE)):
         for number in numbers:
             _, offset, length = extents[number]
-            if isinstance(answer, MemstoreError):
-                found[number] = answer
-            else:
-                found[number] = answer[offset - span.offset :][:length]
+            at = offset - span.offset
+            found[number] = answer if isinstance(answer, MemstoreError) else answer[at:][:length]
     return found
 
 

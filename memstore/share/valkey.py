@@ -72,9 +72,8 @@ class Valkey:
         return self._call(get) or [None] * len(keys)
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
-        """Store values by key; failures are counted."""
-        if items:
-            self._call(lambda: self._client.mset(dict(items)))
+        """Store one or more values by key; failures are counted."""
+        self._call(lambda: self._client.mset(dict(items)))
 
     def drop(self, key: str) -> None:
         """Delete a value; failures are counted."""

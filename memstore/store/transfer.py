@@ -124,22 +124,16 @@ class PublishedDocument:
         try:
             yield from usable_parts(self.head, read_parts(self._objects, self._entry))
         except (ValueError, CorruptBlock) as error:
-            raise self._damaged(error) from error
+            raise CorruptMemory(
+                f"document {self._entry.row.name!r} at {self._objects.url} is damaged "
+                f"({str(error).partition(';')[0]}); publish it again with --check"
+            ) from error
 
     def export(self, file: Path) -> int:
         """Write it to a new file, as `export_document` does; return its bytes. Raises
         CorruptMemory, StoreUnavailable, InvalidInput (the file), StorageFull.
         """
-        try:
-            return write_document(self.head, read_parts(self._objects, self._entry), file)
-        except CorruptBlock as error:
-            raise self._damaged(error) from error
-
-    def _damaged(self, error: Exception) -> CorruptMemory:
-        return CorruptMemory(
-            f"document {self._entry.row.name!r} at {self._objects.url} is damaged "
-            f"({str(error).partition(';')[0]}); publish it again with --check"
-        )
+        return write_document(self.head, self.parts(), file)
 
 
 # Into a memory
@@ -217,7 +211,6 @@ def _store_document(
 
     number = database.write(begin)
     imported = replace(imported, id=number)
-    done = False
     try:
         batch: list[Part] = []
         size = 0
@@ -234,12 +227,10 @@ def _store_document(
             catalog.put_document(txn, row)
             return row
 
-        row = database.write(end)
-        done = True
-        return row
-    finally:
-        if not done:
-            database.write(lambda txn: catalog.delete_document(txn, number))
+        return database.write(end)
+    except BaseException:
+        database.write(lambda txn: catalog.delete_document(txn, number))
+        raise
 
 
 def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[Part]) -> None:

@@ -309,8 +309,7 @@ def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
     from memstore.share.publication import PublishedDatabase
     from memstore.store.retrieve.published_lists import PublishedLists
 
-    url = objects.url
-    again = f"run `memstore index --store {url}`"
+    again = f"run `memstore index --store {objects.url}`"
     try:
         with closing(PublishedDatabase(objects)) as database:
             decode_file(FILE, PublishedLists(database).content(), Parts)

@@ -28,7 +28,6 @@ from memstore.tiers.raw_bits import from_raw, torch_dtype
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction, about
 
-
 Runs = dict[tuple[int, int], Run | None]
 """Cached runs of token landmarks, by document and first block."""
 

@@ -64,6 +64,9 @@ class LRU:
         """The tier dropped this unit; the policy forgets it."""
         self._order.pop(unit, None)
 
+    def __len__(self) -> int:
+        return len(self._order)
+
     def __contains__(self, unit: object) -> bool:
         return unit in self._order
 
@@ -140,6 +143,9 @@ class ARC:
     def drop(self, unit: BlockKey) -> None:
         for queue in (self._t1, self._t2, self._b1, self._b2):
             queue.pop(unit, None)
+
+    def __len__(self) -> int:
+        return len(self._t1) + len(self._t2)
 
     def __contains__(self, unit: object) -> bool:
         return unit in self._t1 or unit in self._t2

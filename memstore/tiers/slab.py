@@ -10,7 +10,7 @@ A tier is unusable in a forked child: threads of the parent may have held its lo
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from typing import cast
@@ -24,8 +24,6 @@ from memstore.errors import BudgetExceeded, MemoryClosed
 from memstore.kernels.slab_copy import load_units
 from memstore.tiers.slots import Held, Lease, Slots, SlotTable, Source, UnitShape
 from memstore.tiers.stats import TierStats
-
-_NONE: Mapping[int, str] = {}  # what a lease of units that are all here had to fetch
 
 
 class SlabTier:
@@ -142,7 +140,7 @@ class SlabTier:
             self._lessees[thread] = self._lessees.get(thread, 0) + 1
             size = self.slot_bytes * sum(map(len, held))
             self._table.counts.add_lookup(len(units), len(arriving), waited, size)
-        fetched = _NONE
+        fetched: dict[int, str] = {}
         if arriving:
             tiers = self._fetch(arriving, [*chain.from_iterable(held)], thread)
             fetched = {slot: tier for some, tier in zip(arriving.values(), tiers) for slot in some}

@@ -71,7 +71,7 @@ def damage(place: ObjectStore) -> None:
     ("change", "cached", "log"),
     [
         (an_older_state, True, "newest manifest is 1, but manifest 2 was read before"),
-        (an_older_state, False, "newest manifest is 1, but 2 was read before"),
+        (an_older_state, False, "an older manifest, 1, was restored; open it again"),
         (another_model, False, "with other weights; open it again"),
         (damage, False, "is damaged"),
     ],

@@ -42,14 +42,13 @@ def free(unit: Hashable) -> bool:
 
 def hits(policy: Policy, stream: Iterable[Any], slots: int) -> list[bool]:
     """Which requests find their unit in a cache of `slots` slots."""
-    found, held = list[bool](), 0
+    found = []
     for unit in stream:
         found.append(unit in policy)
         if found[-1]:
             policy.hit(unit)
         else:
-            policy.insert(unit, full=held == slots, blocked=free)
-            held += held < slots
+            policy.insert(unit, full=len(policy) == slots, blocked=free)
     return found
 
 
