@@ -32,6 +32,7 @@ from support.services import (
 from support.synthetic_documents import SIGNATURE, ingest
 
 SCHEME = {"s3": "s3", "azure": "az"}
+SERVERS = [pytest.param(kind, marks=pytest.mark.services) for kind in SCHEME]
 _numbers = count()
 
 
@@ -65,14 +66,7 @@ def azure() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        "file",
-        pytest.param("s3", marks=pytest.mark.services),
-        pytest.param("azure", marks=pytest.mark.services),
-    ]
-)
+@pytest.fixture(params=["memory", "file", *SERVERS])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     number = next(_numbers)
     if request.param in ("s3", "azure"):

@@ -3,7 +3,6 @@ an open reader never goes back, nor to another model's memory.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,41 +52,36 @@ def test_a_local_cache_remembers_the_newest_manifest(place: ObjectStore, tmp_pat
     assert number_of(place, cache) == 2
 
 
-def an_older_state(place: ObjectStore) -> None:
-    place.delete([manifest_name(2)])
-
-
-def another_model(place: ObjectStore) -> None:
-    """Someone empties the prefix and publishes another memory there."""
-    other = replace(read_manifest(place, 2), number=3, signature=OTHER_MODEL)
-    place.put(manifest_name(3), other.encode())
-
-
-def damage(place: ObjectStore) -> None:
-    place.put(manifest_name(3), b"half")
+def change(place: ObjectStore, to: str) -> None:
+    """Publish an older state, another model's memory, or damage."""
+    if to == "older":
+        place.delete([manifest_name(2)])
+        return
+    other = replace(read_manifest(place, 2), number=3, signature=OTHER_MODEL).encode()
+    place.put(manifest_name(3), b"half" if to == "damage" else other)
 
 
 @pytest.mark.parametrize(
-    ("change", "cached", "log"),
+    ("to", "cached", "log"),
     [
-        (an_older_state, True, "newest manifest is 1, but manifest 2 was read before"),
-        (an_older_state, False, "an older manifest, 1, was restored; open it again"),
-        (another_model, False, "with other weights; open it again"),
-        (damage, False, "is damaged"),
+        ("older", True, "newest manifest is 1, but manifest 2 was read before"),
+        ("older", False, "an older manifest, 1, was restored; open it again"),
+        ("other", False, "with other weights; open it again"),
+        ("damage", False, "is damaged"),
     ],
 )
 def test_an_open_reader_keeps_its_state_and_logs_it_once(
     place: ObjectStore,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    change: Callable[[ObjectStore], None],
+    to: str,
     cached: bool,
     log: str,
 ) -> None:
     local = LocalCache(tmp_path / "cache", 1 << 20) if cached else None
     with open_at(place, local=local) as store:
         database = store._catalog.database
-        change(place)
+        change(place, to)
         with caplog.at_level(logging.WARNING, logger="memstore"):
             for _ in range(2):
                 database._looking.acquire()

@@ -145,17 +145,16 @@ def test_interrupted_ingest_resumes_to_equal_bytes(
     tmp_path: Path, error: type[BaseException], commit_bytes: int
 ) -> None:
     tokens = 70 * CHUNK + 6
+
+    def interrupt(store: MemoryStore, at: int) -> None:
+        after = interrupt_at(at, error)
+        with pytest.raises(error):
+            ingest(store, "book", tokens, commit_bytes=commit_bytes, after_chunk=after)
+
     with MemoryStore.create(tmp_path / "whole", SIGNATURE, host_budget=BUDGET) as store:
         ingest(store, "book", tokens, commit_bytes=16 << 20)
     with MemoryStore.create(tmp_path / "cut", SIGNATURE, host_budget=BUDGET) as store:
-        with pytest.raises(error):
-            ingest(
-                store,
-                "book",
-                tokens,
-                commit_bytes=commit_bytes,
-                after_chunk=interrupt_at(20 * CHUNK, error),
-            )
+        interrupt(store, 20 * CHUNK)
         document = store.document("book")
         assert (document.state, document.tokens) == ("ingesting", 20 * CHUNK)
         with pytest.raises(DocumentNotFound):
@@ -173,14 +172,7 @@ def test_interrupted_ingest_resumes_to_equal_bytes(
             with store.lease(units) as lease:
                 assert torch.equal(lease.k[lease.slots], torch.cat([one[0] for one in latest]))
         writer.close()
-        with pytest.raises(error):
-            ingest(
-                store,
-                "book",
-                tokens,
-                commit_bytes=commit_bytes,
-                after_chunk=interrupt_at(tokens, error),
-            )
+        interrupt(store, tokens)
         assert store.document("book").tokens == 70 * CHUNK
         check_content(store, ingest(store, "book", tokens, commit_bytes=commit_bytes), text=1)
     assert stored(tmp_path / "whole") == stored(tmp_path / "cut")
@@ -220,16 +212,12 @@ def test_chunks_of_a_wrong_shape_are_refused(store: MemoryStore) -> None:
 def test_replacement_serves_the_old_document_until_complete(store: MemoryStore, path: Path) -> None:
     old = ingest(store, "book", 5 * CHUNK + 1, text=1)
     other = ingest(store, "other", 30, text=3)
-
-    def still_old(done: int) -> None:
-        assert store.document("book") == old and len(store.documents()) == 2
-        check_content(store, old, text=1)
-
     with pytest.raises(Stop):
         ingest(
             store, "book", 6 * CHUNK, text=2, mode="replace", after_chunk=interrupt_at(3 * CHUNK)
         )
-    still_old(0)
+    assert store.document("book") == old and len(store.documents()) == 2
+    check_content(store, old, text=1)
     assert is_whole(store.path)
     with reopened(path) as again:
         assert len(again.documents()) == 2
@@ -244,14 +232,11 @@ def test_replacement_serves_the_old_document_until_complete(store: MemoryStore, 
         store.lease([BlockKey(old.id, 1, 0, 0)])
     check_content(store, store.document("book"), text=2)
     assert ingest(store, "book", 6 * CHUNK, text=2, mode="replace") == new
-    newest = ingest(
-        store,
-        "book",
-        10,
-        text=4,
-        mode="replace",
-        after_chunk=lambda done: check_content(store, new, text=2),
-    )
+
+    def unchanged(done: int) -> None:
+        check_content(store, new, text=2)
+
+    newest = ingest(store, "book", 10, text=4, mode="replace", after_chunk=unchanged)
     check_content(store, newest, text=4)
     assert ingest(store, "fresh", 10, text=4, mode="replace").name == "fresh"
     assert is_whole(store.path)

@@ -79,10 +79,8 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
             assert own and all(store.tiers.host.holds(unit) for unit in own)
             assert store.tiers.host._table.pinned
         for tier in store.tiers.caches:
-            assert (
-                not [unit for unit in tier._table.slots if unit.document < 0]
-                and not tier._table.pinned
-            )
+            assert not [unit for unit in tier._table.slots if unit.document < 0]
+            assert not tier._table.pinned
         check_slots(store.tiers.device), check_slots(store.tiers.host)
 
 
@@ -144,18 +142,11 @@ def test_budgets_too_small_are_refused_by_the_tiers_name(
         MemoryStore.open(memory, device="cpu", device_budget=10)
     with pytest.raises(BudgetExceeded, match="a host budget of 10 bytes"):
         MemoryStore.open(memory, device="cpu", host_budget=10)
-    with (
-        MemoryStore.open(memory, device="cpu", device_budget=11 * TINY_BYTES) as store,
-        pytest.raises(
-            BudgetExceeded, match="the device budget holds 11 blocks, and one token reads up to 12"
-        ),
-    ):
-        model.session(store)
-    with (
-        MemoryStore.open(memory, host_budget=11 * TINY_BYTES) as store,
-        pytest.raises(BudgetExceeded, match="the host budget holds 11 blocks"),
-    ):
-        model.session(store)
+    for tier, device in (("device", "cpu"), ("host", None)):
+        why = f"the {tier} budget holds 11 blocks, and one token reads up to 12"
+        options = {"device": device, f"{tier}_budget": 11 * TINY_BYTES}
+        with MemoryStore.open(memory, **options) as store, pytest.raises(BudgetExceeded, match=why):
+            model.session(store)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -153,12 +154,8 @@ def test_lookup_joins_a_late_prefetch(make: Make, below: CountingSource) -> None
     for lookup in lookups:
         lookup.end()
     stats = tier.stats()
-    assert (stats.hits, stats.misses, stats.prefetched, stats.late) == (
-        2,
-        0,
-        0,
-        1,
-    ) and stats.seconds > 0
+    assert (stats.hits, stats.misses, stats.prefetched, stats.late) == (2, 0, 0, 1)
+    assert stats.seconds > 0
     assert below.reads == [[unit(0), unit(1)]]
     check_slots(tier)
 
@@ -204,14 +201,9 @@ def test_a_lookup_waits_for_slots_that_are_leased_briefly(below: CountingSource)
         tier.lease([unit(8), unit(9), unit(10)])
     assert refused.value.fits == 0
     lookup.end()
-    outcomes = []
-    for call in (second, own):
-        try:
-            call.end()
-            outcomes.append("done")
-        except BudgetExceeded:
-            outcomes.append("refused")
-    assert outcomes[1] == "done"  # the lookup came before it, or found everything pinned
+    with suppress(BudgetExceeded):  # the pin came before it, and took every slot
+        second.end()
+    own.end()
 
 
 # Drops at awkward moments

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("obstore")
 
@@ -17,7 +16,16 @@ from memstore.errors import DocumentNotFound, MemoryClosed
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
-from support.published import TEXTS, Wild, WildServer, open_at, publish_all, truth, units_of, write
+from support.published import (
+    TEXTS,
+    Wild,
+    WildServer,
+    holds_what_was_written,
+    open_at,
+    publish_all,
+    units_of,
+    write,
+)
 from support.synthetic_documents import SIGNATURE
 
 CASCADES = (
@@ -46,16 +54,14 @@ def opened(request: pytest.FixtureRequest, written: Path, tmp_path: Path) -> Ite
     options: dict[str, Any] = {"host_budget": 64 * UNIT}
     if "device" in more:
         options |= {"device": "cpu", "device_budget": 32 * UNIT}
+    url = f"memory://{written}" if where == "memory" else f"file://{written}/published"
     if where == "directory":
         store = MemoryStore.open(written / "m", SIGNATURE, **options)
     elif "shared" in more:
-        url = f"memory://{written}" if where == "memory" else f"file://{written}/published"
         local = LocalCache(tmp_path / "cache", 1 << 20) if "local" in more else None
-        store = open_at(
-            open_object_store(url), local=local, shared=WildServer(Wild(0, rate=0.0)), **options
-        )
+        shared = WildServer(Wild(0, rate=0.0))
+        store = open_at(open_object_store(url), local=local, shared=shared, **options)
     else:
-        url = f"memory://{written}" if where == "memory" else f"file://{written}/published"
         if "local" in more:
             options["local_cache"] = tmp_path / "cache"
         store = MemoryStore.open(url, SIGNATURE, **options)
@@ -64,17 +70,12 @@ def opened(request: pytest.FixtureRequest, written: Path, tmp_path: Path) -> Ite
 
 
 def check(store: MemoryStore, units: list[BlockKey]) -> None:
-    """A lease holds what was written."""
-    of = truth(store)
+    """A lease holds what was written, and the lengths of its units."""
+    holds_what_was_written(store, units)
+    tokens = {row.id: row.tokens for row in store.ready()}
     with store.lease(units) as lease:
-        for unit, slot, length in zip(units, lease.slots.tolist(), lease.lengths.tolist()):
-            k, v = of(unit)
-            assert torch.equal(lease.k[slot], k) and torch.equal(lease.v[slot], v)
-            assert length == min(4, tokens_of(store)[unit.document] - unit.block * 4)
-
-
-def tokens_of(store: MemoryStore) -> dict[int, int]:
-    return {row.id: row.tokens for row in store.ready()}
+        expected = [min(4, tokens[unit.document] - unit.block * 4) for unit in units]
+        assert lease.lengths.tolist() == expected
 
 
 def test_any_selection_of_units_reads_back_bit_for_bit(opened: MemoryStore) -> None:
@@ -89,9 +90,10 @@ def test_any_selection_of_units_reads_back_bit_for_bit(opened: MemoryStore) -> N
 
 
 def test_hits_and_misses_add_up_in_every_tier(opened: MemoryStore) -> None:
-    units = units_of(opened, "second")[:20]
-    for _ in range(2):
-        opened.lease(units).release()
+    units, names = units_of(opened, "second")[:20], [*opened.tier_stats()]
+    for tier in (names[-1], names[0]):  # that had them
+        with opened.lease(units) as lease:
+            assert set(lease.tiers) == {tier}
     top, *below = opened.tier_stats().values()
     assert (top["hits"], top["misses"]) == (20, 20)
     lowest = below[-1]
@@ -99,15 +101,6 @@ def test_hits_and_misses_add_up_in_every_tier(opened: MemoryStore) -> None:
     for tier in below[:-1]:
         assert (tier["hits"], tier["misses"]) == (0, 20)
     assert not any("failed" in tier for tier in opened.tier_stats().values())
-
-
-def test_a_lease_reports_which_tier_held_a_unit(opened: MemoryStore) -> None:
-    units = units_of(opened, "third")[:6]
-    names = list(opened.tier_stats())
-    with opened.lease(units) as lease:
-        assert set(lease.tiers) == {names[-1]}
-    with opened.lease(units) as lease:
-        assert set(lease.tiers) == {names[0]}
 
 
 def test_a_prefetched_unit_is_a_hit(opened: MemoryStore) -> None:
@@ -130,7 +123,6 @@ def test_a_missing_document_is_named(opened: MemoryStore) -> None:
 def test_a_closed_memory_refuses_every_call(opened: MemoryStore) -> None:
     opened.close()
     opened.close()
-    with pytest.raises(MemoryClosed):
-        opened.lease([BlockKey(1, 1, 0, 0)])
-    with pytest.raises(MemoryClosed):
-        opened.documents()
+    for call in (lambda: opened.lease([BlockKey(1, 1, 0, 0)]), opened.documents):
+        with pytest.raises(MemoryClosed):
+            call()
