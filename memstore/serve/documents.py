@@ -71,10 +71,9 @@ class Documents:
         """
         if names is None:
             return [document.name for document in self._store.ready() if access.sees(document.name)]
-        unique = list(dict.fromkeys(names))
-        for name in unique:
+        for name in names:
             self.check(access, name)
-        return [document.name for document in self._store.ready(unique)] if unique else []
+        return [document.name for document in self._store.ready(names)] if names else []
 
     def chosen(self, access: Access, names: list[str] | None) -> Callable[[], list[str]]:
         """A function that returns the documents to search, for a question in the queue. Named

@@ -266,7 +266,7 @@ class MemoryStore(Closing):
         return [*(self.committed.listed or self.committed.list_rows())]
 
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
-        """The named documents, or every ready one, oldest first.
+        """The named documents, each once, or every ready one, oldest first.
 
         to: a verb for the error message; with it, an empty result is an error. Raises InvalidInput
         for a named document that is not ready, DocumentNotFound.
@@ -280,7 +280,7 @@ class MemoryStore(Closing):
             return found
         if isinstance(names, str):  # or each letter would count as a name
             raise InvalidInput(f"documents is a string; give a list of names: [{names!r}]")
-        found = [self.document(name) for name in names]
+        found = [self.document(name) for name in dict.fromkeys(names)]
         for document in found:
             if document.state != "ready":
                 raise InvalidInput(

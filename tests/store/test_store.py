@@ -181,7 +181,7 @@ def test_interrupted_ingest_resumes_to_equal_bytes(
 def test_ingest_is_idempotent_and_refuses_other_content(store: MemoryStore, path: Path) -> None:
     document = ingest(store, "book", 50)
     before = stored(path)
-    assert ingest(store, "book", 50) == document
+    assert ingest(store, "book", 50) == document and store.ready(["book", "book"]) == [document]
     with reopened(path, read_only=True) as reader:
         assert ingest(reader, "book", 50) == document
     with pytest.raises(DocumentExists, match="replace"):
