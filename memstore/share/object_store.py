@@ -104,7 +104,8 @@ class ObjectStore:
 
         while page := self._asked(read, prefix):
             for found in page:
-                yield Found(found["path"], found["size"], found["last_modified"].timestamp())
+                if found["path"] != prefix:  # an empty object "a/", with which tools mark a folder
+                    yield Found(found["path"], found["size"], found["last_modified"].timestamp())
 
     def first(self, prefix: str) -> str | None:
         """The object below a prefix whose name sorts first."""

@@ -60,8 +60,7 @@ def test_commands_name_damage_and_exit_with_1(memory: Path, url: str, tmp_path: 
     assert "verify" not in result.out and result.out.count("push --check") == 1
     refused(run("verify", "--store", url, "--repair"), "again with --check")
     for command in (["share", "pull", url, "a"], ["export", "a", tmp_path / "file"]):
-        where = url if command[0] == "export" else tmp_path / "new"
-        result = run(*command, "--store", where)
+        result = run(*command, "--store", url if "export" in command else tmp_path / "new")
         refused(result, "document 'a'", "is damaged", "publish it again with --check", status=1)
         assert "verify" not in result.err
     segment.unlink()

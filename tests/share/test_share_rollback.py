@@ -62,7 +62,7 @@ def change(place: ObjectStore, to: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "cached", "log"),
+    "case",
     [
         ("older", True, "newest manifest is 1, but manifest 2 was read before"),
         ("older", False, "an older manifest, 1, was restored; open it again"),
@@ -74,10 +74,9 @@ def test_an_open_reader_keeps_its_state_and_logs_it_once(
     place: ObjectStore,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    to: str,
-    cached: bool,
-    log: str,
+    case: tuple[str, bool, str],
 ) -> None:
+    to, cached, log = case
     local = LocalCache(tmp_path / "cache", 1 << 20) if cached else None
     with open_at(place, local=local) as store:
         database = store._catalog.database
