@@ -162,8 +162,7 @@ class PublishedDatabase:
         self.reads = CachedReads(objects, local, shared)
         self._folder = None if local is None else local.path
         self._looking, self._following = threading.Lock(), threading.Lock()
-        self._closed = False
-        self._warned = False
+        self._closed = self._warned = False
         self._looked, self._refresh_after = time.monotonic(), refresh
         newest = read_newest(objects, self._folder)
         self.state = State(newest, {}, {}, 0, 0).next(newest)
@@ -187,6 +186,7 @@ class PublishedDatabase:
         """Refresh; after a failure, the previous state stays."""
         try:
             self.refresh()
+            self._warned = False
         except MemstoreError as error:
             if not isinstance(error, StoreUnavailable) and not self._warned:
                 self._warned = True

@@ -10,7 +10,7 @@ import pytest
 
 from memstore.errors import StaleMemory
 from memstore.share.local_cache import LocalCache
-from memstore.share.manifest import manifest_name, read_manifest
+from memstore.share.manifest import Manifest, manifest_name, read_manifest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
@@ -52,13 +52,14 @@ def test_a_local_cache_remembers_the_newest_manifest(place: ObjectStore, tmp_pat
     assert number_of(place, cache) == 2
 
 
-def change(place: ObjectStore, to: str) -> None:
-    """Publish an older state, another model's memory, or damage."""
-    if to == "older":
-        place.delete([manifest_name(2)])
-        return
-    other = replace(read_manifest(place, 2), number=3, signature=OTHER_MODEL).encode()
-    place.put(manifest_name(3), b"half" if to == "damage" else other)
+def change(place: ObjectStore, to: str, newest: bytes) -> None:
+    """Publish an older state, another model's memory, or damage; or the newest manifest again."""
+    other = replace(Manifest.decode(newest, ""), number=3, signature=OTHER_MODEL).encode()
+    place.delete([manifest_name(2), manifest_name(3)])
+    if to != "older":
+        place.put(manifest_name(2), newest)
+    if to in ("other", "damage"):
+        place.put(manifest_name(3), other if to == "other" else b"half")
 
 
 @pytest.mark.parametrize(
@@ -78,13 +79,13 @@ def test_an_open_reader_keeps_its_state_and_logs_it_once(
 ) -> None:
     to, cached, log = case
     local = LocalCache(tmp_path / "cache", 1 << 20) if cached else None
-    with open_at(place, local=local) as store:
+    newest = bytes(place.get(manifest_name(2)))
+    with open_at(place, local=local) as store, caplog.at_level(logging.WARNING, logger="memstore"):
         database = store._catalog.database
-        change(place, to)
-        with caplog.at_level(logging.WARNING, logger="memstore"):
-            for _ in range(2):
-                database._looking.acquire()
-                database._look()
-        (said,) = caplog.messages
-        assert log in said and "\n" not in said
+        for now in (to, to, "newest", to):
+            change(place, now, newest)
+            database._looking.acquire()
+            database._look()
+        first, second = caplog.messages  # after it was mended, again
+        assert first == second and log in first and "\n" not in first
         assert store.has("b") and store.manifest == 2

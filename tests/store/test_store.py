@@ -245,9 +245,7 @@ def test_replacement_serves_the_old_document_until_complete(store: MemoryStore, 
 # Forgetting
 
 
-def test_new_metadata_drop_neither_search_data_nor_cached_blocks(
-    store: MemoryStore, path: Path
-) -> None:
+def test_new_metadata_keep_search_data_and_cached_blocks(store: MemoryStore, path: Path) -> None:
     """If they were dropped, a question in another thread would find the document gone."""
     document = ingest(store, "book", 3 * CHUNK)
     with reopened(path) as reader:
