@@ -39,7 +39,7 @@ def demo(
     ] = 15,
     as_json: Json = False,
 ) -> None:
-    """Read chapters of a real book once, and ask a new process about them.
+    """Read a book once, and ask a new process about it.
 
     The answers are shown with their sources and seconds, next to those of the same model with the
     best passage as text.

@@ -98,7 +98,7 @@ def verify(
     repair: Annotated[bool, flag("--repair", "Remove damaged documents.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check everything that a memory holds; exit status 1 if something is damaged."""
+    """Check a whole memory; exit status 1 if something is damaged."""
     from memstore.store.verify import verify_memory
 
     report = verify_memory(store, repair=repair)
@@ -149,7 +149,7 @@ def import_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read an exported document into a memory; create the memory if it does not exist."""
+    """Read an exported document into a memory, created if needed."""
     from memstore.share.document_file import DocumentFile
     from memstore.store.committed import check_name
     from memstore.store.memory_store import MemoryStore
@@ -185,7 +185,7 @@ def compact(store: Store, as_json: Json = False) -> None:
 
 @command("index", "memstore index", "memstore index --store s3://team/library")
 def index(store: ReadStore, *, model_options: ModelOptions, as_json: Json = False) -> None:
-    """Build an approximate index, for memories too large to search exactly.
+    """Build an approximate index, to search a large memory fast.
 
     It is stored or published with the memory, and later commands use it. Documents that are
     ingested later are searched exactly until it is built again.

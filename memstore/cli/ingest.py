@@ -104,7 +104,7 @@ def ingest(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read documents into a memory; create the memory if it does not exist.
+    """Read documents into a memory, which is created if needed.
 
     Ingesting the same text again changes nothing, and an interrupted ingest resumes. A file that
     cannot be read is reported, and the others are read (exit status 1). Hidden files and folders in

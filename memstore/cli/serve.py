@@ -54,7 +54,7 @@ def serve(
     lookup: Lookup,
     as_json: Json = False,
 ) -> None:
-    """Serve a memory over HTTP: a page, OpenAI's chat API, documents, MCP.
+    """Serve a memory over HTTP: page, OpenAI's API, documents, MCP.
 
     A memory that does not exist is created; a published memory is read-only. Ctrl-C or SIGTERM
     stops the server: running answers finish, and an interrupted ingest resumes when the document is

@@ -54,7 +54,7 @@ def push(
     grace: Grace = 24.0,
     as_json: Json = False,
 ) -> None:
-    """Publish documents to an object store, where any machine can ask them.
+    """Publish documents to an object store, for any machine to ask.
 
     Objects that are already published are not uploaded again. Credentials come from the same
     environment variables and files as those of the object store's own tools.
@@ -98,7 +98,7 @@ def pull(
     as_name: Annotated[str | None, option("--name", "N", "Another name for one document.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Copy published documents into a memory; create the memory if it does not exist."""
+    """Copy published documents into a memory, created if needed."""
     from memstore.share.manifest import read_newest
     from memstore.share.open_object_store import open_object_store
     from memstore.store.committed import check_name
