@@ -162,7 +162,8 @@ def import_(
     except MemoryNotFound:
         deque(exported.parts(), maxlen=0)  # so that a bad file makes no memory
         check_name(head.document.name if name is None else name)
-        memory = MemoryStore.create(store, head.signature, selector=head.selector)
+        codec = head.document.codec or "zstd"
+        memory = MemoryStore.create(store, head.signature, codec=codec, selector=head.selector)
     with memory:
         document = import_document(memory, file, name)
     text = console.described(document, "imported")

@@ -6,6 +6,8 @@ import pytest
 
 from memstore.disk.lmdb.database import Database
 from support.commands import OTHER, intact, refused, run
+from support.passage_documents import ingest
+from support.selected_documents import create
 
 pytestmark = pytest.mark.usefixtures("the_model")
 
@@ -51,6 +53,14 @@ def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path, st
     intact(store, "other")
     assert run("ingest", story, "--store", store).status == 0
     intact(store, "other", "story")
+
+
+def test_a_memory_that_import_makes_has_the_codec_of_its_document(tmp_path: Path) -> None:
+    with create(tmp_path / "m", codec="int8") as store:
+        ingest(store, "notes", 4)
+    run("export", "notes", tmp_path / "f", "--store", tmp_path / "m")
+    run("import", tmp_path / "f", "--store", tmp_path / "copy")
+    assert run("stats", "--store", tmp_path / "copy", "--json").json["codec"] == "int8"
 
 
 def test_a_small_memory_needs_no_index(store: Path) -> None:
