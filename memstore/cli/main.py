@@ -87,4 +87,5 @@ def _wrong_usage(error: typer.BadParameter, verb: str = "") -> str:
         message = f"No such command '{verb}'; it is '{_OTHER_NAMES[verb]}'."
     if verb in ("ask", "search") and "unexpected extra argument" in message:
         message += f'; put the text in quotes: memstore {verb} "..."'
-    return f"error: {message} (see {error.ctx.command_path if error.ctx else 'memstore'} --help)"
+    command = error.ctx.command_path if error.ctx else f"memstore {verb}"
+    return f"error: {message} (see {command} --help)"

@@ -28,6 +28,7 @@ def test_no_arguments_show_the_help() -> None:
     [
         ("ask", "ask", "QUESTION"),
         ("ask Who? --tok-k 3", "ask", "--top-k"),
+        ("ask Who? --top-k", "ask", "--top-k"),
         ("ask who planted it", "ask", 'put the text in quotes: memstore ask "..."'),
         ("search x --top-k 0", "search", "--top-k"),
         ("ingest", "ingest", "PATH"),
