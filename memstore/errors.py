@@ -39,7 +39,7 @@ class MemoryNotFound(MemstoreError):
     @classmethod
     def of(cls, path: Path) -> "MemoryNotFound":
         """The error for a directory without a memory."""
-        where = path if path.is_absolute() else f"./{path}"
+        where = path if path.is_absolute() or path.parts[:1] == ("..",) else f"./{path}"
         return cls(f"{where} holds no memory; make one: memstore ingest FILE")
 
 

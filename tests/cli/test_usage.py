@@ -87,6 +87,7 @@ def test_the_store_option_wins_over_the_environment(
     refused(
         run("share", "push", "memory://x"), "./memory holds no memory; make one: memstore ingest"
     )
+    refused(run("ls", "--store", "../yours"), "error: ../yours holds no memory")
     monkeypatch.setenv("MEMSTORE_STORE", str(here / "mine"))
     refused(run("ls"), str(here / "mine"))
     refused(run("ls", "--store", here / "yours"), str(here / "yours"))
