@@ -122,9 +122,9 @@ def search(
 ) -> None:
     """Find passages of a memory by a phrase or a question, best first.
 
-    The selector gives each passage a score, 0 to 1. For a landmark model the score is the
-    similarity of the phrase's words to the passage's: mostly 0.6 to 0.9 for the same words, 0.1 to
-    0.3 for unrelated ones. If no passage seems to answer the phrase, the first line says so.
+    The selector gives each passage a score; words in common can raise it above 1. For a landmark
+    model it is the similarity of the words: mostly 0.6 to 0.9 for the same, 0.1 to 0.3 for
+    unrelated ones. If no passage seems to answer the phrase, the first line says so.
     """
     with (
         opened(store, opening, documents=document) as (model, memory),

@@ -136,8 +136,8 @@ def print_sources(
     sources: Sequence[Mapping[str, Any]], *, scored: bool, stats: bool = False, answer: str = ""
 ) -> None:
     """Print two lines for each source, as wide as the terminal: number, document, page or heading;
-    then its sentence, or the part with the answer. scored: also its score, from 0 to 1; stats: also
-    its attention (unless it has a score), its characters and its tiers.
+    then its sentence, or the part with the answer. scored: also its score; stats: also its
+    attention (unless it has a score), its characters and its tiers.
     """
     width = max(_SHORTEST, shutil.get_terminal_size(_NO_TERMINAL).columns)
     digits = len(str(len(sources)))
