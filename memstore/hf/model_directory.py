@@ -74,7 +74,7 @@ def directory_of(name: str | Path) -> Path | str:
     if path.is_file():
         return _converted(path)
     is_file = path.suffix.lower() in (".gguf", ".safetensors", ".json", ".bin")
-    if is_file or path.is_absolute() or str(name).count("/") != 1:
+    if is_file or path.is_absolute() or str(name)[:1] == "." or str(name).count("/") != 1:
         known = ", ".join([*PACKAGED, SHIPPED_NAME])
         raise InvalidInput(
             f"there is no model {name}; name a directory, a GGUF file, a model on the hub "
