@@ -302,7 +302,8 @@ def _continues(found: Document, wanted: Document) -> bool:
 def _refusal(found: Document, wanted: Document) -> DocumentExists | InvalidInput:
     if found.state == "ready":
         return DocumentExists(
-            f"document {found.name!r} exists with other content; choose another name, or replace it"
+            f"document {found.name!r} exists with other content; choose another name, or use "
+            "--replace (replace=True)"
         )
     if found.source_hash != wanted.source_hash:
         return DocumentExists(

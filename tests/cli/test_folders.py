@@ -180,7 +180,7 @@ def test_colliding_names_are_reported(notes: Path, tmp_path: Path) -> None:
     assert both.status == 1 and len(lines(both)) == 1
     assert "more/a.txt" in lines(both)[0] and str(notes / "a.txt") in lines(both)[0]
     later = run("ingest", tmp_path / "more", "--store", store)
-    assert later.status == 1 and "'a.txt' exists with other content" in lines(later)[0]
+    assert later.status == 1 and "--replace" in lines(later)[0]
     assert read_in(store, tmp_path / "more", "--name", "more") == {"more/a.txt": "read"}
     both = run("ingest", notes / "a.txt", notes / "sub" / "a.txt", "--store", store)
     assert both.status == 1 and "would be called 'a.txt'" in lines(both)[0]
