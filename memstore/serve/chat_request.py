@@ -1,11 +1,11 @@
 """The request of a chat completion: parameters, earlier turns and a question."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from memstore.model.model_api import ModelAPI
 from memstore.serve.access import Access
 from memstore.serve.answers import Question
 from memstore.serve.api_errors import ApiError
@@ -86,7 +86,8 @@ class ChatRequest(Lenient):
     def question(self, service: Service, access: Access) -> Question:
         """The question of the request. Raises ApiError, InvalidInput."""
         turns, text = as_turns(self.messages, templated=service.model.templated)
-        check_lengths(service.model, turns, text, service.settings.message_tokens)
+        for part in [text, *chain(*turns)]:
+            service.documents.check_length(part, "messages")
         default = service.model.answering.max_new_tokens
         most = self.max_completion_tokens or self.max_tokens or default
         settings = {
@@ -131,21 +132,6 @@ def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[tupl
     if not asked:
         raise ApiError(400, "the last message must be the user's, and not empty", param="messages")
     return turns, "\n\n".join(texts)
-
-
-def check_lengths(
-    model: ModelAPI, turns: Sequence[tuple[str, str]], question: str, most: int
-) -> None:
-    """Raises ApiError (400) for a message of more than `most` tokens, which is read in one step."""
-    for text in [question, *(part for turn in turns for part in turn)]:
-        size = len(text.encode())  # a token has at least one byte
-        if size > most and (size > 16 * most or len(model.tokenizer.encode(text)) > most):
-            raise ApiError(
-                400,
-                f"a message is longer than {most:,} tokens; upload long texts as documents",
-                code="context_length_exceeded",
-                param="messages",
-            )
 
 
 def _text_of(content: Content) -> str:

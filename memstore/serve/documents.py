@@ -24,6 +24,7 @@ from memstore.model.source_text import Text
 from memstore.serve.access import UPLOADS, Access, Reads, Writes
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
 from memstore.serve.requests import Strict, entries
+from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Job, Worker
 from memstore.store.committed import Mode
 from memstore.store.memory_store import MemoryStore
@@ -55,11 +56,11 @@ class Documents:
     """The documents of a memory for the server's clients. Safe for several threads."""
 
     def __init__(
-        self, model: ModelAPI, store: MemoryStore, worker: Worker, *, most_characters: int
+        self, model: ModelAPI, store: MemoryStore, worker: Worker, settings: ServeSettings
     ) -> None:
-        """most_characters: limit of all waiting uploads, beyond which a new one is refused."""
         self._model, self._store, self._worker = model, store, worker
-        self._most_characters = most_characters
+        self._most_tokens = settings.message_tokens
+        self._most_characters = 4 * settings.body_bytes  # of all waiting uploads
         self._lock = threading.Lock()
         self._uploads: dict[str, Upload] = {}  # by document name
 
@@ -129,6 +130,7 @@ class Documents:
         self, access: Access, query: str, names: list[str] | None, top_k: int
     ) -> Matches:
         """The passages most similar to a query, best first. Raises ApiError, Busy, InvalidInput."""
+        self.check_length(query, "query")
 
         def work() -> Matches:
             readable = self.readable(access, names)
@@ -137,6 +139,17 @@ class Documents:
             return self._model.search(query, self._store, documents=readable, top_k=top_k)
 
         return await self._worker.run(work)
+
+    def check_length(self, text: str, param: str) -> None:
+        """Raises ApiError (400) for a text of too many tokens: the model reads it in one step."""
+        size, most = len(text.encode()), self._most_tokens  # a token has at least one byte
+        if size > most and (size > 16 * most or len(self._model.tokenizer.encode(text)) > most):
+            raise ApiError(
+                400,
+                f"{param}: longer than {most:,} tokens; upload long texts as documents",
+                code="context_length_exceeded",
+                param=param,
+            )
 
     # Uploads
 

@@ -27,7 +27,6 @@ _ABOUT = (
 )
 _SECONDS_BETWEEN = 0.5  # least seconds between progress reports of an ingest
 
-# bounded, since it is read in one step
 Phrase = Annotated[str, Field(max_length=8192, pattern=r"\S")]
 Names = Annotated[list[str] | None, Field(description="Look in these documents only.")]
 Content = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -72,6 +71,7 @@ def mcp_server(
         """Ask the memory a question. It answers in the words of its documents, and says which
         passages it read, the most telling first.
         """
+        held.check_length(question, "question")
         most = max_new_tokens or service.model.answering.max_new_tokens
         caller = access(ctx)
         asked = Question(

@@ -40,9 +40,7 @@ class Service:
             before_step=decode_batch,
         )
         self.metrics = ServerMetrics(store, lambda: self.worker.load)
-        self.documents = Documents(
-            model, store, self.worker, most_characters=4 * settings.body_bytes
-        )
+        self.documents = Documents(model, store, self.worker, settings)
         self._ended = 0  # ended answers
         shape = model.shape
         # a passage is one unit of the tiers; a block is one in each layer and KV head

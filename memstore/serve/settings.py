@@ -31,7 +31,7 @@ class ServeSettings(Settings):
     json_bytes: BodyBytes = 4 << 20  # of any other request
     body_seconds: Seconds = 30.0  # between two parts of a body
     max_tokens: Some = 4096  # of an answer
-    message_tokens: Some = 4096  # of a chat message, which is read in one step
+    message_tokens: Some = 4096  # of a chat message or a search, read in one step
     between_chunks: Some = 32  # most steps of answers between two chunks of an ingest
     # permitted clients
     hosts: tuple[str, ...] = ()  # host names of the server, besides those of loopback
