@@ -4,9 +4,10 @@ ingest uploads in the background, and the routes under /v1/memstore for all this
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter
@@ -40,9 +41,12 @@ _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-
 
 @dataclass(eq=False)
 class Upload:
-    """An upload that is not ingested yet, or failed. job.latest: its last IngestProgress."""
+    """An upload that is not ingested yet, or failed, without its text. job.latest: its last
+    IngestProgress.
+    """
 
-    text: Text
+    characters: int
+    notes: Sequence[str]
     job: Job = field(init=False)
     error: ApiError | None = None
 
@@ -171,12 +175,13 @@ class Documents:
             known = self._uploads.get(name)
             if known is not None and known.active:
                 raise _conflict(f"a document {name!r} is being ingested; wait until it is ready")
-            waiting = sum(len(one.text.content) for one in self._uploads.values() if one.active)
-            if waiting and waiting + len(text.content) > self._most_characters:
+            upload = Upload(len(text.content), text.notes)
+            waiting = sum(one.characters for one in self._uploads.values() if one.active)
+            if waiting and waiting + upload.characters > self._most_characters:
                 raise Busy("too many documents wait to be ingested; upload again later")
             steps = self._model.ingesting(text, self._store, mode=mode)
-            upload = Upload(text)
-            upload.job = self._worker.in_background(steps, lambda job: self._ended(upload, job))
+            ended = partial(self._ended, upload, name, text.digest)
+            upload.job = self._worker.in_background(steps, ended)
             self._uploads[name] = upload
         return upload
 
@@ -208,17 +213,17 @@ class Documents:
                     f"document {name!r} exists with other text; delete it, or send mode=replace"
                 )
 
-    def _ended(self, upload: Upload, job: Job) -> None:
+    def _ended(self, upload: Upload, name: str, digest: str, job: Job) -> None:
         """Record the end of an upload. Called on the model's thread."""
-        name, digest = upload.text.name, upload.text.digest
-        if job.error is not None:
-            upload.error = as_api_error(job.error)
+        error, job.error = job.error, None  # its traceback holds the text
+        if error is not None:
+            upload.error = as_api_error(error)
             with suppress(MemstoreError):
                 document = self._store.document(name)
                 if document.state != "ready" and document.source_hash == digest:
                     self._store.forget(name)  # drop the unfinished document
         with self._lock:
-            if job.error is None and self._uploads.get(name) is upload:
+            if error is None and self._uploads.get(name) is upload:
                 del self._uploads[name]
             failed = [name for name, one in self._uploads.items() if one.error is not None]
             for name in failed[: max(0, len(failed) - _FAILED)]:
@@ -262,7 +267,7 @@ def _row(name: str, document: Document | None, upload: Upload | None) -> dict[st
         "blocks": 0,
         "bytes": 0,
         "created": None,
-        "notes": list(upload.text.notes) if upload else document.notes if document else [],
+        "notes": list(upload.notes) if upload else document.notes if document else [],
     }
     if document is not None:
         ready = document.state == "ready"

@@ -2,6 +2,7 @@
 server that is killed.
 """
 
+import gc
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ import httpx2
 import pytest
 
 from memstore.errors import MemoryLocked, StorageFull
-from memstore.model.source_text import Ingesting
+from memstore.model.source_text import Ingesting, Text
 from memstore.serve.settings import ServeSettings
 from support.diary import ANSWER, ASKED, DIARY, LETTER
 from support.fork_server import ForkServer
@@ -209,6 +210,8 @@ def test_a_failed_upload_is_listed_with_its_error_and_stores_no_partial_document
         upload(http, "long", LONG)
         failed = settled(http, "long")
     assert failed["state"] == "failed" and "disk is full" in failed["error"]
+    texts = [one for one in gc.get_objects() if isinstance(one, Text)]
+    assert "long" not in [text.name for text in texts]  # up to 64 MiB each
     assert str(store.path) not in failed["error"]
     assert store.has("long") is locked
     assert http.delete(f"{PATH}/long").status_code == 200  # takes it off the list
