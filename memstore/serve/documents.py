@@ -230,13 +230,14 @@ class Documents:
                 del self._uploads[name]
 
 
-def _converted(content: bytes, filename: str, name: str | None) -> Text:
-    """The text of a file, as the document `name`, by default the last part of `filename`: clients
+def _converted(file: UploadFile, name: str | None) -> Text:
+    """The text of a file, as the document `name`, by default the last part of its filename: clients
     may send whole paths. Raises ApiError, InvalidInput.
     """
+    filename = file.filename or ""
     name = name or filename.replace("\\", "/").rsplit("/", 1)[-1].strip()
     check_name(name)
-    text = Text(read(content, filename or name), name)
+    text = Text(read(file.file.read(), filename or name), name)
     text.check()
     return text
 
@@ -316,8 +317,7 @@ def router(documents: Documents) -> APIRouter:
         access: Writes, given: Annotated[NewFile, Form(media_type="multipart/form-data")]
     ) -> dict[str, Any]:
         (file,) = given.file
-        content, filename = await file.read(), file.filename or ""
-        text = await run_sync(_converted, content, filename, given.name, limiter=limiter)
+        text = await run_sync(_converted, file, given.name, limiter=limiter)
         await run_in_threadpool(documents.add, access, text, given.mode)
         return await run_in_threadpool(documents.row, access, text.name)
 
