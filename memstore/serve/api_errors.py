@@ -30,7 +30,7 @@ _CODES = {
 _ANSWERED: dict[type[MemstoreError], tuple[int, str, str | None]] = {
     errors.DocumentNotFound: (409, "document_gone", "a document was just deleted; ask again"),
     errors.DocumentExists: (409, "document_exists", None),
-    errors.MemoryLocked: (409, "memory_locked", "another process is writing the memory; try later"),
+    errors.MemoryLocked: (409, "memory_locked", "the memory is being written; try later"),
     errors.ReadOnlyMemory: (403, "read_only", "the memory cannot be written"),
     errors.StorageFull: (507, "storage_full", "the disk is full; make room on it"),
     errors.BudgetExceeded: (503, "budget_exceeded", None),
