@@ -90,7 +90,9 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail))
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
+        found = error.errors()
+        # of text or a list, the error of the list says more: the text's is only that it is a list
+        first = next((one for one in found if one["type"] != "string_type"), found[0])
         return of_validation({**first, "loc": first["loc"][1:]})  # after "body", "query" or "path"
     for kind, (status, code, message) in _ANSWERED.items():
         if isinstance(error, kind):

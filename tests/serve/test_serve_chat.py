@@ -94,6 +94,8 @@ def test_harmless_and_unknown_parameters_are_ignored(served: Served) -> None:
         ({"messages": []}, "messages"),
         ({"temperature": 3}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a"] * 5}, "at most 4 items"),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "type: Field required"),
     ],
 )
 def test_unsupported_parameters_that_change_the_answer_are_refused_in_one_line(
