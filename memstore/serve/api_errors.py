@@ -117,7 +117,9 @@ def install_error_handlers(app: FastAPI, on_error: Callable[[ApiError], None]) -
     async def answered(request: Request, error: Exception) -> JSONResponse:
         found = as_api_error(error)
         on_error(found)
-        return found.response
+        response = found.response
+        response.headers.update(getattr(error, "headers", None) or {})  # Allow, of status 405
+        return response
 
     for kind in (ApiError, MemstoreError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, answered)

@@ -44,7 +44,7 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    @routes.get("/", include_in_schema=False)
+    @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     def page() -> Response:
         return FileResponse(_PAGE / "index.html", headers=HEADERS)
 

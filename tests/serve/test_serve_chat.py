@@ -19,6 +19,9 @@ def test_models_lists_the_served_model(served: Served) -> None:
     assert served.openai().models.retrieve("memstore").id == "memstore"
     with pytest.raises(openai.NotFoundError, match="no model 'gpt-5'"):
         served.openai().models.retrieve("gpt-5")
+    with served.client() as client:
+        wrong = client.put("/v1/models")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET")
 
 
 def test_chat_answers_from_the_memory_with_its_sources(served: Served) -> None:

@@ -22,6 +22,7 @@ def http(served):
 def test_the_page_has_a_strict_content_security_policy(http, path):
     got = http.get(path)
     assert got.status_code == 200 and got.headers["x-content-type-options"] == "nosniff"
+    assert http.head(path).status_code == 200
     policy = got.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy and "http" not in policy and "*" not in policy
