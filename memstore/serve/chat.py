@@ -1,12 +1,11 @@
 """GET /v1/models and POST /v1/chat/completions as in OpenAI's API, whole or streamed."""
 
-import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -16,9 +15,9 @@ from memstore.serve.access import Reads
 from memstore.serve.answers import Outcome
 from memstore.serve.api_errors import ApiError, as_api_error
 from memstore.serve.chat_request import ChatRequest
+from memstore.serve.requests import unless_gone
 from memstore.serve.service import Service
 
-T = TypeVar("T")
 _DONE = "data: [DONE]\n\n"
 
 
@@ -103,26 +102,7 @@ async def _whole(request: Request, pieces: AsyncGenerator[str, None]) -> str:
         async with aclosing(pieces) as held:
             return "".join([piece async for piece in held])
 
-    return await _unless_gone(request, gather())
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the client disconnects, cancels it and raises ApiError (499)."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    made, gone = asyncio.create_task(work), asyncio.create_task(disconnected())
-    try:
-        await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not made.done():
-            raise ApiError(499, "the client disconnected", code="cancelled")
-        return made.result()
-    finally:
-        for task in (made, gone):
-            task.cancel()
-        await asyncio.gather(made, gone, return_exceptions=True)
+    return await unless_gone(request, gather())
 
 
 def _event(data: Mapping[str, Any]) -> str:
@@ -142,7 +122,7 @@ async def _streamed(
         return await anext(events, None)
 
     try:
-        first = await _unless_gone(request, begun())
+        first = await unless_gone(request, begun())
     except BaseException:
         await pieces.aclose()
         raise

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Form, Query, UploadFile
+from fastapi import APIRouter, Form, Query, Request, UploadFile
 from fastapi.concurrency import run_in_threadpool
 from pydantic import Field, StringConstraints
 
@@ -24,7 +24,7 @@ from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
 from memstore.serve.access import UPLOADS, Access, Reads, Writes
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
-from memstore.serve.requests import Strict, entries
+from memstore.serve.requests import Strict, entries, unless_gone
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Job, Worker
 from memstore.store.committed import Mode
@@ -331,8 +331,9 @@ def router(documents: Documents) -> APIRouter:
         return {"object": "memstore.document.deleted", "name": name, "deleted": True}
 
     @routes.post("/v1/memstore/search")
-    async def search(given: Search, access: Reads) -> dict[str, Any]:
-        found = await documents.search(access, given.query, given.documents, given.top_k)
+    async def search(request: Request, given: Search, access: Reads) -> dict[str, Any]:
+        work = documents.search(access, given.query, given.documents, given.top_k)
+        found = await unless_gone(request, work)
         data = [source.citation for source in found]
         return {"object": "list", "data": data, "answered": found.answered}
 

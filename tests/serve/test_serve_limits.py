@@ -43,11 +43,11 @@ def endless(server: Served) -> Iterator[Iterator[str]]:
 
 
 @contextmanager
-def endless_without_stream(server: Served) -> Iterator[None]:
-    """A client that waits for all of an endless answer, and leaves at the end of the block."""
+def leaving(server: Served, path: str, request: dict[str, Any]) -> Iterator[None]:
+    """A client that waits for its reply, and leaves at the end of the block."""
     place = httpx2.URL(server.url)
-    body = json.dumps({**ENDLESS, "stream": False}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: {place.host}\r\nContent-Length: {len(body)}"
+    body = json.dumps(request).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {place.host}\r\nContent-Length: {len(body)}"
     with socket.create_connection((place.host, place.port)) as connection:
         connection.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + body)
         yield
@@ -80,9 +80,13 @@ def test_a_client_that_leaves_stops_its_answer(narrow: Served) -> None:
     with endless(narrow):
         narrow.settled(active=1)
     narrow.settled(active=0, waiting=0)
-    with endless_without_stream(narrow):
+    with leaving(narrow, CHAT, {**ENDLESS, "stream": False}):
         narrow.settled(active=1)
     narrow.settled(active=0, waiting=0)
+    with narrow.busy():
+        with leaving(narrow, "/v1/memstore/search", {"query": "barn"}):
+            narrow.settled(active=1, waiting=1)
+        narrow.settled(active=1, waiting=0)
 
 
 def test_an_answer_ends_at_its_time_limit(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from support.diary import DIARY
 def busy(worker: Worker) -> Iterator[None]:
     """Keep the model's thread in one step."""
     begun, go = threading.Event(), threading.Event()
-    step = worker.run(lambda: begun.set() or go.wait(60))
+    step = worker.run(lambda: begun.set() or go.wait(300))
     thread = threading.Thread(target=asyncio.run, args=(step,))
     thread.start()
     assert begun.wait(60)
