@@ -41,9 +41,7 @@ _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-
 
 @dataclass(eq=False)
 class Upload:
-    """An upload that is not ingested yet, or failed, without its text. job.latest: its last
-    IngestProgress.
-    """
+    """An upload that is not ingested yet, or failed. job.latest: its last IngestProgress."""
 
     characters: int
     notes: Sequence[str]
@@ -150,7 +148,7 @@ class Documents:
         if size > most and (size > 16 * most or len(self._model.tokenizer.encode(text)) > most):
             raise ApiError(
                 400,
-                f"{param}: longer than {most:,} tokens; upload long texts as documents",
+                f"{param}: a text of more than {most:,} tokens; upload it as a document",
                 code="context_length_exceeded",
                 param=param,
             )

@@ -93,7 +93,7 @@ def test_harmless_and_unknown_parameters_are_ignored(served: Served) -> None:
         ({"memstore": {"documents": ["dairy"]}}, "no document 'dairy'"),
         ({"messages": [{"role": "user", "content": " "}]}, "the last message must be"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": "x " * 5000}]}, "upload long texts"),
+        ({"messages": [{"role": "user", "content": "x " * 5000}]}, "upload it as a document"),
         ({"messages": []}, "messages"),
         ({"temperature": 3}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -129,6 +129,7 @@ def test_errors_say_what_is_wrong_without_a_path_of_the_server(keyed: Served) ->
             for tool, given, named in (
                 ("ask", {"question": " "}, "question"),
                 ("ask", {"question": "?", "documents": ["gone"]}, "gone"),
+                ("ask", {"question": "\N{PARROT}" * 8000}, "more than 4,096 tokens"),
                 ("search", {"phrase": ""}, "phrase"),
                 ("search", {"phrase": "a", "top_k": 0}, "top_k"),
                 ("ingest", {"name": "x"}, "text"),
