@@ -92,7 +92,7 @@ def serve(
         try:
             run_server(service, ready)
         finally:
-            service.close()
+            service.worker.stop()
 
 
 @command("mcp", "memstore mcp")
@@ -128,7 +128,7 @@ def mcp(
 
         def end(signal_number: int) -> None:
             try:
-                service.close()
+                service.worker.stop()
                 memory.close()
                 console.note("interrupted; what was read is stored")
             finally:
@@ -138,7 +138,7 @@ def mcp(
         try:
             anyio.run(serve_stdio, server, end)
         finally:
-            service.close()
+            service.worker.stop()
 
 
 def _missing(error: ImportError) -> InvalidInput:

@@ -21,7 +21,7 @@ from memstore.serve.access import Checks, Keys, access_of
 from memstore.serve.api_errors import install_error_handlers
 from memstore.serve.mcp_server import mcp_server
 from memstore.serve.service import Service
-from memstore.serve.settings import ServeSettings
+from memstore.serve.settings import LOOPBACK, ServeSettings
 
 _CLOSING_SECONDS = 4  # for connections to close after the last answers
 _IDLE_SECONDS = 30  # keep-alive of an idle connection
@@ -36,12 +36,7 @@ def create_app(service: Service) -> FastAPI:
         service.worker.refuse()
 
     app = FastAPI(
-        title="memstore",
-        version=__version__,
-        lifespan=alive,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url="/openapi.json",
+        title="memstore", version=__version__, lifespan=alive, docs_url=None, redoc_url=None
     )
     install_error_handlers(app, service.metrics.failed)
     for router in (
@@ -99,7 +94,7 @@ def _mcp(service: Service) -> APIRouter:
 
 def check_exposed(settings: ServeSettings, keys: Keys) -> None:
     """Raises InvalidInput for an address that other machines can reach without keys."""
-    if not settings.loopback and not keys:
+    if settings.host not in LOOPBACK and not keys:
         raise InvalidInput(
             f"{settings.host} can be reached by other machines; give --api-key-file, or listen on "
             "127.0.0.1"
@@ -129,15 +124,13 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
     """
     settings = service.settings
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    place = settings.host, settings.port
+    host, port = settings.host, settings.port
     try:
-        listening = socket.create_server(place, family=family)
+        listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
         why = str(error.strerror).partition(" (while")[0]
-        raise InvalidInput(
-            f"cannot listen on {where}: {why}; choose another --host or --port"
-        ) from None
+        message = f"cannot listen on {host}:{port}: {why}; choose another --host or --port"
+        raise InvalidInput(message) from None
     with listening:
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

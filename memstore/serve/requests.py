@@ -1,6 +1,4 @@
-"""Shared by requests: base classes of bodies, in which null means absent and the lengths of lists
-and texts are limited; and work that ends when the client disconnects.
-"""
+"""Bodies of requests, with limited lengths and null as absent; work that ends with its client."""
 
 import asyncio
 from collections.abc import Coroutine

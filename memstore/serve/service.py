@@ -67,7 +67,3 @@ class Service:
         if self._ended % _FREED_EVERY == 0:  # glibc keeps the memory of ended sessions
             return_freed_memory()
         self.metrics.ended(outcome, error)
-
-    def close(self, seconds: float = 5.0) -> None:
-        """Stop the worker, but leave the store open. seconds: left for running answers."""
-        self.worker.stop(seconds)

@@ -8,7 +8,7 @@ from msgspec import Meta
 from memstore.decode import Settings
 
 PORT = 8741
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Some = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -36,8 +36,3 @@ class ServeSettings(Settings):
     # permitted clients
     hosts: tuple[str, ...] = ()  # host names of the server, besides those of loopback
     origins: tuple[str, ...] = ()  # origins of other web pages that may call it (CORS)
-
-    @property
-    def loopback(self) -> bool:
-        """Can only this machine reach the server?"""
-        return self.host in _LOOPBACK

@@ -147,7 +147,7 @@ class Worker:
                 task.stopping, task.error = True, Stopped()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End the thread; running answers are cut off after `seconds`."""
+        """End the thread; running answers are cut off after `seconds`. The store stays open."""
         self.refuse()
         until = time.monotonic() + seconds
         with self._changed:
@@ -205,7 +205,10 @@ class Worker:
         try:
             if not job.stopping:
                 if self._before_step is not None and job in self._active:
-                    self._before_step([job.work, *self._others(job)])
+                    with self._changed:
+                        others = [one for one in self._active if one is not job]
+                    works = [one.work for one in others if not one.stopping]
+                    self._before_step([job.work, *works])
                 job.latest = next(job.work)
                 job.on_item(job.latest)
                 return
@@ -220,11 +223,6 @@ class Worker:
             (self._active if job in self._active else self._jobs).remove(job)
         job.on_end(job)
         job.finished.set()
-
-    def _others(self, job: Job) -> list[Iterator[Any]]:
-        """The work of all other active tasks."""
-        with self._changed:
-            return [one.work for one in self._active if one is not job and not one.stopping]
 
 
 def _close(work: Iterator[Any]) -> None:

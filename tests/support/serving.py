@@ -152,7 +152,7 @@ def serving_store(
             server.should_exit = True
             thread.join()
     finally:
-        service.close()
+        service.worker.stop()
 
 
 @contextmanager
