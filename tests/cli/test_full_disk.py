@@ -145,7 +145,8 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
         assert last.startswith("error: ") and "make room" in last and str(disk.path) in last
         assert "Traceback" not in full.err
         assert is_whole(memory)
-        states = {d["name"]: d["state"] for d in listed(memory)}
+        listed = run("ls", "--store", memory, "--json").json["documents"]
+        states = {document["name"]: document["state"] for document in listed}
         assert states == dict.fromkeys(["story", "other"], "ready") | (
             {"again": "ingesting"} if "again" in states else {}
         )
@@ -156,11 +157,6 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
     for made in disk.path.glob("*/data.mdb"):
         if made.parent != damaged or "repair" in command:
             assert is_whole(made.parent)
-
-
-def listed(memory: Path) -> list[dict[str, object]]:
-    documents: list[dict[str, object]] = run("ls", "--store", memory, "--json").json["documents"]
-    return documents
 
 
 def test_training_reports_a_full_disk_and_leaves_no_partial_file(
