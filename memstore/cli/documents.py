@@ -166,8 +166,7 @@ def import_(
         memory = MemoryStore.create(store, head.signature, codec=codec, selector=head.selector)
     with memory:
         document = import_document(memory, file, name)
-    text = console.described(document, "imported")
-    console.result({"imported": document.told()}, text, as_json)
+    console.result({"imported": document.told()}, console.described(document, "imported"), as_json)
 
 
 @command("compact", "memstore compact")

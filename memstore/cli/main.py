@@ -34,8 +34,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        words = sys.argv[1:] or ["--help"]
-        status = app(words, prog_name="memstore", standalone_mode=False)
+        status = app(sys.argv[1:] or ["--help"], prog_name="memstore", standalone_mode=False)
         sys.stdout.flush()
     except UsageError as error:
         console.note(_wrong_usage(error, *sys.argv[1:2]))

@@ -15,7 +15,7 @@ from memstore.serve.access import Reads
 from memstore.serve.answers import Outcome
 from memstore.serve.api_errors import ApiError, as_api_error
 from memstore.serve.chat_request import ChatRequest
-from memstore.serve.requests import unless_gone
+from memstore.serve.disconnect import unless_gone
 from memstore.serve.service import Service
 
 _DONE = "data: [DONE]\n\n"

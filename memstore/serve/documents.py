@@ -24,7 +24,8 @@ from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
 from memstore.serve.access import UPLOADS, Access, Reads, Writes
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
-from memstore.serve.requests import Strict, entries, unless_gone
+from memstore.serve.disconnect import unless_gone
+from memstore.serve.requests import Strict, entries
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Job, Worker
 from memstore.store.committed import Mode
@@ -314,8 +315,7 @@ def router(documents: Documents) -> APIRouter:
     async def upload(
         access: Writes, given: Annotated[NewFile, Form(media_type="multipart/form-data")]
     ) -> dict[str, Any]:
-        (file,) = given.file
-        text = await run_sync(_converted, file, given.name, limiter=limiter)
+        text = await run_sync(_converted, given.file[0], given.name, limiter=limiter)
         await run_in_threadpool(documents.add, access, text, given.mode)
         return await run_in_threadpool(documents.row, access, text.name)
 

@@ -100,8 +100,7 @@ def mcp_server(
         seems to answer the phrase as a question.
         """
         found = await held.search(access(ctx), phrase, documents, top_k)
-        passages = [source.citation for source in found]
-        return {"answered": found.answered, "passages": passages}
+        return {"answered": found.answered, "passages": [source.citation for source in found]}
 
     async def documents(ctx: Context) -> dict[str, Any]:
         """List the documents of the memory, and those that are being ingested."""

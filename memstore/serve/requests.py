@@ -1,15 +1,8 @@
-"""Bodies of requests, with limited lengths and null as absent; work that ends with its client."""
+"""Base classes of requests: null means absent, and the lengths of lists and texts are limited."""
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from starlette.requests import Request
-
-from memstore.serve.api_errors import ApiError
-
-T = TypeVar("T")
 
 
 def entries(most: int = 10_000, *, least: int = 0) -> Any:
@@ -35,22 +28,3 @@ class Strict(Lenient):
     """A request, or part of one, that refuses unknown parameters."""
 
     model_config = ConfigDict(extra="forbid", str_max_length=1 << 26)
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the client disconnects, cancels it and raises ApiError (499)."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    made, gone = asyncio.create_task(work), asyncio.create_task(disconnected())
-    try:
-        await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not made.done():
-            raise ApiError(499, "the client disconnected", code="cancelled")
-        return made.result()
-    finally:
-        for task in (made, gone):
-            task.cancel()
-        await asyncio.gather(made, gone, return_exceptions=True)
