@@ -151,6 +151,8 @@ def test_chat_answers_line_by_line(store: Path) -> None:
     result = run("chat", "--store", store, "--json", stdin="Who lives there?\n\nAnd where?\n")
     questions = [answer["question"] for answer in result.json["answers"]]
     assert questions == ["Who lives there?", "And where?"]
+    shown = run("chat", "--store", store, "--stats", stdin="Who lives there?\n")
+    assert shown.status == 0 and " lookup" in shown.out
 
 
 def test_search_shows_passages(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,7 @@ def test_commands_that_need_no_model_import_no_torch(memory: Path, tmp_path: Pat
     other = tmp_path / "other"
     commands: list[list[object]] = [
         ["ls", "--store", memory],
+        ["stats", "--store", memory],
         ["stats", "--store", memory, "--json"],
         ["export", "book", file, "--store", memory],
         ["import", file, "--store", other],

@@ -11,7 +11,7 @@ import pytest
 from memstore.cli import console
 from memstore.disk.format.codec import CODECS
 from memstore.store.memory_store import MemoryStore
-from support.commands import intact, refused, run, start
+from support.commands import OTHER, intact, refused, run, start
 from support.synthetic_documents import is_whole
 
 pytestmark = pytest.mark.usefixtures("the_model")
@@ -84,6 +84,14 @@ def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path
         refused(run("ingest", tmp_path / name, "--store", store), word)
         refused(run("ingest", tmp_path / name, "--store", tmp_path / "new"), word)
     assert not (tmp_path / "new").exists()
+    intact(store, "story")
+
+
+def test_a_name_taken_by_another_content_is_refused(
+    store: Path, tmp_path: Path, story: Path
+) -> None:
+    story.write_text(OTHER)
+    refused(run("ingest", story, "--store", store), "story", "replace")
     intact(store, "story")
 
 
