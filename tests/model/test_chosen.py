@@ -40,34 +40,29 @@ def places(chosen: Any) -> list[tuple[int, int]]:
 def test_a_passage_is_read_for_a_part_of_the_question_that_better_ones_lack() -> None:
     settings = LookupSettings(score_range=0.1)
     adds = [[0.3, 0.2, 0.0], [0.25, 0.15, 0.0], [0.1, 0.1, 0.18], [0.1, 0.1, 0.16]]
-    assert places(candidates(adds).meant(settings, alone=False)) == [(7, 1), (9, 2)]
+    assert places(candidates(adds).meant(settings, parts=True)) == [(7, 1), (9, 2)]
     adds[2][2], adds[3][2] = 0.03, 0.16  # too little of its own; then enough
-    assert places(candidates(adds).meant(settings, alone=False)) == [(7, 1), (9, 3)]
-    assert places(candidates(adds).meant(settings, alone=True)) == [(7, 1)]
-    # with an adapter also where a passage answers alone, but only of its document
-    assert places(candidates(adds).meant(settings, alone=True, adapted=True)) == [(7, 1)]
-    adds[1][1] = 0.25
-    meant = candidates(adds).meant(settings, alone=True, adapted=True)
-    assert places(meant) == [(7, 1), (7, 3)]
+    assert places(candidates(adds).meant(settings, parts=True)) == [(7, 1), (9, 3)]
+    assert places(candidates(adds).meant(settings, parts=False)) == [(7, 1)]
 
 
 def test_passages_that_score_nearly_as_high_are_read_in_the_order_of_the_text() -> None:
     found = candidates([[0.3, 0.2]] * 4)
-    assert places(found.meant(LookupSettings(score_range=1.0), alone=False)) == BEST
-    assert places(candidates(None).meant(LookupSettings(score_range=None), alone=False)) == BEST
-    assert places(candidates(None).meant(LookupSettings(score_range=0.0), alone=False)) == [(7, 1)]
+    assert places(found.meant(LookupSettings(score_range=1.0), parts=True)) == BEST
+    assert places(candidates(None).meant(LookupSettings(score_range=None), parts=True)) == BEST
+    assert places(candidates(None).meant(LookupSettings(score_range=0.0), parts=True)) == [(7, 1)]
 
 
 def test_attention_to_a_passage_falls_with_its_score() -> None:
     settings = LookupSettings(score_bias=2.0)
-    meant = candidates(None).meant(settings, alone=False)
+    meant = candidates(None).meant(settings, parts=True)
     below = (torch.tensor([0.0, 0.1, 0.12, 0.14]) / SCORES.std(correction=0) - 0.5).clamp(min=0)
     assert below[0] == 0 < below[1]
     torch.testing.assert_close(torch.tensor([one.bias for one in meant]), -2 * below)
     # but not one that is read for a part of the question
     adds = [[0.3, 0.2, 0.0], [0.25, 0.15, 0.0], [0.1, 0.1, 0.18], [0.1, 0.1, 0.16]]
     settings = LookupSettings(score_range=0.1, score_bias=2.0)
-    assert [one.bias for one in candidates(adds).meant(settings, alone=False)] == [0, 0]
+    assert [one.bias for one in candidates(adds).meant(settings, parts=True)] == [0, 0]
 
 
 COPIES = torch.tensor([0.5, 0.1, 0.5, 0.2, 0.5, 0.5, 0.4, 0.3])
@@ -78,7 +73,7 @@ def chosen(scores: Tensor) -> list[Any]:
     """Those meant of passages (7, 0) and (7, 2), one text, and others."""
     content = lambda *at: TEXTS.get(at, at)  # noqa: E731
     found = Candidates(scored(scores), 4, lambda asked: None, content)
-    return found.meant(LookupSettings(score_range=None), alone=True)
+    return found.meant(LookupSettings(score_range=None), parts=False)
 
 
 @pytest.mark.parametrize("steps", [0, 1, -1, 1000, -1000])

@@ -252,8 +252,7 @@ class PassageSession(AskSession):
             self.needed = gate.threshold(found.blocks, caution)
         self.lookups.done += self.answered
         self.lookups.skipped += not self.answered
-        means = best.meant(self.settings, alone=alone, adapted=refusal is not None)
-        self.read(means if self.answered else [])
+        self.read(best.meant(self.settings, parts=not alone) if self.answered else [])
         return self.chosen
 
     @torch.no_grad()

@@ -468,14 +468,11 @@ class Candidates:
             return torch.zeros(len(self._best))
         return covered(covers).diff(prepend=torch.zeros(1))
 
-    def meant(
-        self, settings: LookupSettings, *, alone: bool, adapted: bool = False
-    ) -> list[Chosen]:
+    def meant(self, settings: LookupSettings, *, parts: bool) -> list[Chosen]:
         """The passages to read, in document order: those that score nearly as high as the best
         (settings.score_range), with a bias that is lower for lower scores (settings.score_bias);
-        and those that cover a part of the question which no better one covers, of any document if
-        no passage answers `alone`, and of the best one's document if the model reads with an
-        adapter, which is hardly misled by passages that do not answer.
+        and, if the question has several `parts`, those that cover a part which no better one
+        covers.
         """
         best = torch.tensor([one.score for one in self._best])
         means = torch.ones(len(best), dtype=torch.bool)
@@ -483,9 +480,8 @@ class Candidates:
             means = best >= self.scores.max() - settings.score_range * self._deviation
         below = (best - best[:1]) / max(self._deviation, 1e-6) + _NEAR
         below = below.clamp(max=0) * settings.score_bias * means
-        if adapted or not alone:
-            same = torch.tensor([one.document == self._best[0].document for one in self._best])
-            means |= (self._adds >= _PART) & (same | (not alone))
+        if parts:
+            means |= self._adds >= _PART
         found = zip(self._best, means.tolist(), below.tolist())
         chosen = [replace(one, bias=bias) for one, meant, bias in found if meant]
         wanted = {one.document for one in chosen}
