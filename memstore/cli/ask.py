@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -89,8 +90,8 @@ def chat(
 ) -> None:
     """Ask questions in one conversation, one a line; Ctrl-D ends it.
 
-    A question may refer to earlier ones. --json prints the whole conversation at its end, as
-    {"answers": [...]}.
+    A question may refer to earlier ones. A line "exit" or "quit" ends it, too. --json prints the
+    whole conversation at its end, as {"answers": [...]}.
     """
     show = None if as_json else partial(console.print_answer, stats=stats)
     with opened(store, opening, documents=document) as (model, memory):
@@ -99,7 +100,8 @@ def chat(
         with model.chat(memory, document) as conversation:
             answer = partial(conversation.ask, **asdict(answering))
             lines = console.read_lines(prompt="> ")
-            result = {"answers": _all_answered(filter(None, lines), answer, show)}
+            asked = takewhile(lambda line: line not in ("exit", "quit"), filter(None, lines))
+            result = {"answers": _all_answered(asked, answer, show)}
     if as_json:
         console.emit(result)
     _exit(result)

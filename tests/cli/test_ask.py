@@ -148,7 +148,8 @@ def test_a_long_question_is_read_in_chunks(store: Path) -> None:
 
 
 def test_chat_answers_line_by_line(store: Path) -> None:
-    result = run("chat", "--store", store, "--json", stdin="Who lives there?\n\nAnd where?\n")
+    lines = "Who lives there?\n\nAnd where?\nexit\nNo.\n"
+    result = run("chat", "--store", store, "--json", stdin=lines)
     questions = [answer["question"] for answer in result.json["answers"]]
     assert questions == ["Who lives there?", "And where?"]
     shown = run("chat", "--store", store, "--stats", stdin="Who lives there?\n")
