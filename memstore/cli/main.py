@@ -49,7 +49,8 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+_HELP = {"help_option_names": ["--help", "-h"]}
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=_HELP)
 
 
 def _say_version(wanted: bool) -> None:

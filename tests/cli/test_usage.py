@@ -12,6 +12,7 @@ from support.commands import STORY, refused, run
 @pytest.mark.parametrize("path", dict(commands()))
 def test_the_help_of_a_command_has_an_example(path: str) -> None:
     result = run(*path.split()[1:], "--help")
+    assert run(*path.split()[1:], "-h").out == result.out
     assert result.status == 0 and path in result.out.split("Example:")[1]
     assert "--json" in result.out or path == "memstore mcp"  # whose standard output is MCP's
 
