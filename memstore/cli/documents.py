@@ -23,10 +23,13 @@ def ls(store: ReadStore, as_json: Json = False) -> None:
     with MemoryStore.open(store, read_only=True) as memory:
         codec, manifest = memory.codec, memory.manifest
         documents = memory.documents()
-    rows: list[tuple[object, ...]] = [("name", "state", "tokens", "blocks", "size", "since")]
+    shown = any(d.labels for d in documents)
+    titles = ("name", "state", "tokens", "blocks", "size", "since", *["labels"] * shown)
+    rows: list[tuple[object, ...]] = [titles]
     for d in documents:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
-        rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since))
+        labels = [", ".join(f"{key}={value}" for key, value in d.labels.items())] * shown
+        rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since, *labels))
     published = "" if manifest is None else f"; manifest {manifest}"
     said = f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents"
     result = {"codec": codec, "manifest": manifest, "documents": [d.told() for d in documents]}

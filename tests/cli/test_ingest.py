@@ -61,6 +61,8 @@ def test_notes_and_labels_of_documents_are_reported(tmp_path: Path, store: Path)
     (told,) = run("ingest", page, "--store", store, *labels, "--json").json["documents"]
     note = "bytes that are no utf-8 text are marked with \ufffd (1)"
     assert (told["name"], told["notes"]) == ("page.html", [note])
+    titles, *_, row, _ = run("ls", "--store", store).out.splitlines()
+    assert titles.endswith("since             labels") and row.endswith("year=1893, kind=novel")
     page.write_text("<p>The gate is blue.")
     assert "note:" not in run("ingest", page, "--store", store, "--replace").out
     with MemoryStore.open(store, read_only=True) as memory:
