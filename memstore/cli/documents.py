@@ -1,5 +1,6 @@
 """The commands that maintain a memory; only `index` needs the model."""
 
+import json
 import time
 from collections import deque
 from dataclasses import asdict
@@ -23,17 +24,23 @@ def ls(store: ReadStore, as_json: Json = False) -> None:
     with MemoryStore.open(store, read_only=True) as memory:
         codec, manifest = memory.codec, memory.manifest
         documents = memory.documents()
-    shown = any(d.labels for d in documents)
-    titles = ("name", "state", "tokens", "blocks", "size", "since", *["labels"] * shown)
-    rows: list[tuple[object, ...]] = [titles]
+    rows: list[tuple[object, ...]] = [("name", "state", "tokens", "blocks", "size", "since")]
     for d in documents:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
-        labels = [", ".join(f"{key}={value}" for key, value in d.labels.items())] * shown
-        rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since, *labels))
+        rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since))
+    if any(d.labels for d in documents):
+        labels = ["labels", *(", ".join(map(_label, d.labels.items())) for d in documents)]
+        rows = [(*row, label) for row, label in zip(rows, labels)]
     published = "" if manifest is None else f"; manifest {manifest}"
     said = f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents"
     result = {"codec": codec, "manifest": manifest, "documents": [d.told() for d in documents]}
     console.result(result, f"{said}{published}", as_json)
+
+
+def _label(label: tuple[str, Any]) -> str:
+    """A label as --label takes it."""
+    key, value = label
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 @command("stats", "memstore stats")

@@ -57,17 +57,19 @@ def test_a_new_memory_keeps_its_codec(tmp_path: Path, story: Path) -> None:
 def test_notes_and_labels_of_documents_are_reported(tmp_path: Path, store: Path) -> None:
     page = tmp_path / "page.html"
     page.write_bytes(b"<meta charset=utf-8><p>The gate \xff is green. The mill is red.")
-    labels = ("--label", "year=1893", "--label", "kind=novel")
+    labels = ("--label", "year=1893", "--label", "old=true", "--label", "kind=novel")
     (told,) = run("ingest", page, "--store", store, *labels, "--json").json["documents"]
     note = "bytes that are no utf-8 text are marked with \ufffd (1)"
     assert (told["name"], told["notes"]) == ("page.html", [note])
     titles, *_, row, _ = run("ls", "--store", store).out.splitlines()
-    assert titles.endswith("since             labels") and row.endswith("year=1893, kind=novel")
+    assert titles.endswith("since             labels")
+    assert row.endswith("year=1893, old=true, kind=novel")
     page.write_text("<p>The gate is blue.")
     assert "note:" not in run("ingest", page, "--store", store, "--replace").out
     with MemoryStore.open(store, read_only=True) as memory:
         document = memory.document("page.html")
-        assert (document.labels, document.notes) == ({"year": 1893, "kind": "novel"}, [])
+        assert document.labels == {"year": 1893, "old": True, "kind": "novel"}
+        assert document.notes == []
     page.write_bytes(b"<meta charset=utf-8><p>The gate \xff is old.")
     assert f"  note: {note}" in run("ingest", page, "--store", store, "--replace").out
     refused(run("ingest", page, "--store", store, "--label", "year"), "KEY=VALUE", status=2)
