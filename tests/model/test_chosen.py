@@ -95,7 +95,7 @@ def test_a_copy_that_ranks_after_another_passage_is_not_a_second_candidate() -> 
 
 def test_a_question_that_refers_to_one_before_prefers_the_document_that_answered_that() -> None:
     before = torch.tensor([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.9])
-    found = scored(COPIES).behind(scored(before))
+    found = scored(COPIES).referring_to(scored(before))
     more = torch.tensor([0.0] * 6 + [1.0] * 2) * COPIES.std(correction=0)
     torch.testing.assert_close(found.scores, COPIES + more)
     # a text that another document holds, too, is read once

@@ -236,7 +236,8 @@ class PassageSession(AskSession):
         caution = self.settings.caution
         found = score_blocks(selector, query, self.store, self._scope)
         if earlier is not None:
-            found = found.behind(score_blocks(selector, earlier, self.store, self._scope))
+            of_earlier = score_blocks(selector, earlier, self.store, self._scope)
+            found = found.referring_to(of_earlier)
         adds, content = partial(selector.adds, query, found.store), self._passages.content
         best = self.candidates = Candidates(found, self.settings.top_k, adds, content)
         alone = gate is None or gate.answers(found.scores, found.blocks, caution)

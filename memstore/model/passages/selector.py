@@ -262,7 +262,7 @@ class Scored(NamedTuple):
         sizes = torch.tensor([end - first for _, first, end in self.scope])
         return torch.tensor([run[0] for run in self.scope]).repeat_interleave(sizes)
 
-    def behind(self, before: "Scored") -> "Scored":
+    def referring_to(self, before: "Scored") -> "Scored":
         """The scores for a question that refers to the one before: a standard deviation higher for
         blocks of the document that is best for that one.
         """
