@@ -97,6 +97,7 @@ def as_api_error(error: BaseException) -> ApiError:
     for kind, (status, code, message) in _ANSWERED.items():
         if isinstance(error, kind):
             if status >= 500:
+                # its text only: a record that is kept would keep what its traceback holds
                 _log.warning("%s: %s", type(error).__name__, str(error))
             return ApiError(status, message or str(error), code=code)
     _log.error("unexpected error", exc_info=error)

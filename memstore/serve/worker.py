@@ -205,10 +205,7 @@ class Worker:
         try:
             if not job.stopping:
                 if self._before_step is not None and job in self._active:
-                    with self._changed:
-                        others = [one for one in self._active if one is not job]
-                    works = [one.work for one in others if not one.stopping]
-                    self._before_step([job.work, *works])
+                    self._before_step([job.work, *self._others(job)])
                 job.latest = next(job.work)
                 job.on_item(job.latest)
                 return
@@ -223,6 +220,11 @@ class Worker:
             (self._active if job in self._active else self._jobs).remove(job)
         job.on_end(job)
         job.finished.set()
+
+    def _others(self, job: Job) -> list[Iterator[Any]]:
+        """The work of all other active tasks."""
+        with self._changed:
+            return [one.work for one in self._active if one is not job and not one.stopping]
 
 
 def _close(work: Iterator[Any]) -> None:
