@@ -127,14 +127,22 @@ def test_sync_forgets_deleted_files_of_that_folder_only(notes: Path, tmp_path: P
     refused(run("ingest", notes / "a.txt", "--sync", "--store", store), "folders", status=2)
 
 
-def test_a_folder_or_pattern_without_files_forgets_nothing(notes: Path, tmp_path: Path) -> None:
+def test_a_pattern_without_a_match_forgets_nothing(notes: Path, tmp_path: Path) -> None:
+    store = tmp_path / "m"
+    read_in(store, notes)
+    (notes / "a.txt").unlink()
+    missed = run("ingest", notes / "*.md", "--sync", "--store", store)
+    refused(missed, "matches no file")
+    intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
+
+
+def test_an_empty_or_missing_folder_forgets_nothing(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
     read_in(store, notes)
     away = notes.rename(tmp_path / "away")
     refused(run("ingest", notes, "--sync", "--store", store), "does not exist")
     notes.mkdir()
     refused(run("ingest", notes, "--sync", "--store", store), f"no file was found in {notes}")
-    refused(run("ingest", notes / "*.md", "--sync", "--store", store), "matches no file")
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
     # The same files at another place are the same documents, known by their content.
     assert set(read_in(store, away).values()) == {"unchanged"}
@@ -172,7 +180,8 @@ def test_colliding_names_are_reported(notes: Path, tmp_path: Path) -> None:
     assert both.status == 1 and len(lines(both)) == 1
     assert "more/a.txt" in lines(both)[0] and str(notes / "a.txt") in lines(both)[0]
     later = run("ingest", tmp_path / "more", "--store", store)
-    assert later.status == 1 and "--replace" in lines(later)[0]
+    assert later.status == 1 and "'a.txt' exists with other content" in lines(later)[0]
+    assert "--replace" in lines(later)[0]
     assert read_in(store, tmp_path / "more", "--name", "more") == {"more/a.txt": "read"}
     both = run("ingest", notes / "a.txt", notes / "sub" / "a.txt", "--store", store)
     assert both.status == 1 and "would be called 'a.txt'" in lines(both)[0]

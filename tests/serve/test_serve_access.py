@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from memstore import errors
-from memstore.errors import InvalidInput
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    InvalidInput,
+    MemoryLocked,
+    MemoryNotFound,
+    ReadOnlyMemory,
+    StorageFull,
+    StoreUnavailable,
+)
 from memstore.serve.access import read_keys
 from memstore.serve.api_errors import as_api_error
 from memstore.serve.app import check_exposed
@@ -201,12 +209,15 @@ def connected(server: Served) -> socket.socket:
 # What answers say
 
 
-NAMING = "DocumentNotFound MemoryLocked StorageFull ReadOnlyMemory StoreUnavailable MemoryNotFound"
-
-
-@pytest.mark.parametrize("kind", [*NAMING.split(), "CorruptMemory"])
-def test_errors_name_neither_the_memorys_directory_nor_other_documents(kind: str) -> None:
-    error = as_api_error(getattr(errors, kind)("/srv/mem: no document 'a'; it holds 'secret'"))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        DocumentNotFound, MemoryLocked, StorageFull, ReadOnlyMemory, StoreUnavailable,
+        MemoryNotFound, CorruptMemory,
+    ],
+)  # fmt: skip
+def test_errors_name_neither_the_memorys_directory_nor_other_documents(kind: type) -> None:
+    error = as_api_error(kind("/srv/mem: no document 'a'; it holds 'secret'"))
     assert "/srv" not in error.message and "secret" not in error.message
     assert error.code not in (None, "internal_error") and "\n" not in error.message
 
