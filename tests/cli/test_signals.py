@@ -146,3 +146,27 @@ program.main()
         assert (done.returncode, done.stderr) == (128 + number, b"interrupted\n")
     else:
         assert done.returncode == 1 and b"ValueError: could not" in done.stderr
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_process_ends_with_all_that_was_to_be_written(tmp_path: Path, waits: bool) -> None:
+    """waits: for a thread, as Python's own end does."""
+    code = f"""
+import atexit, pathlib, sys, threading, time
+import memstore.__main__ as program, memstore.cli.main as commands
+last = pathlib.Path({str(tmp_path / "last")!r})
+def write():
+    time.sleep(0.3)
+    last.write_text("thread")
+def command():
+    atexit.register(print, "registered")
+    if {waits}:
+        threading.Thread(target=write).start()
+    print("said")
+    sys.exit(3)
+commands.main = command
+program.run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"said\nregistered\n", b"")
+    assert (tmp_path / "last").exists() == waits
