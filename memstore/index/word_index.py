@@ -231,12 +231,12 @@ class WordIndex:
         with self._lock:
             self._settle()
             found = self._of(whole)
-            rare = [np.zeros(0, np.int64)]
-            weighted = [*self._weighted(words, found)]
+            weighted, rare = [*self._weighted(words, found)], np.zeros_like(found.holds)
             for _, holding, parts in weighted:
                 if holding <= _SAMPLED:
-                    rare += [rows[found.holds[rows]].astype(np.int64) for rows, _ in parts]
-            known = np.unique(np.concatenate(rare))
+                    for rows, _ in parts:
+                        rare[rows] = True
+            known = np.flatnonzero(rare & found.holds)
             drawn = np.delete(found.sample, _among(found.sample, known)[0])
             scores = _scores(weighted, found, known)
             first = scores.astype(np.float64)

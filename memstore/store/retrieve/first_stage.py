@@ -249,7 +249,8 @@ class ListedPassages:
         if beside is not None:
             rare = self.selected.rare(beside.words, scope)
             mean, deviation = of_words = rare.spread
-            at = np.array([within.at.get(n, -1) for n in rare.documents.tolist()], np.int64)
+            documents, of = np.unique(rare.documents, return_inverse=True)
+            at = np.array([within.at.get(n, -1) for n in documents.tolist()], np.int64)[of]
             adds = beside.weight * (rare.scores - mean) / max(deviation, 1e-6)
             added = (self._starts[at] + rare.blocks)[at >= 0], adds[at >= 0]
         best = self.lists.propose(q.numpy(), weights.numpy(), PROPOSED, within.inside, added)
