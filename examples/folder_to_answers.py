@@ -22,7 +22,7 @@ def main(folder: str, questions: list[str]) -> None:
             print(f"\n{question}\n{answer}")  # a refusal prints the closest passages
             for source in answer.sources if answer.answered else ():
                 place = f", {source.place}" if source.place else ""
-                print(f"- {source.document}{place}: {' '.join(source.text.split())}")
+                print(f"- {source.document}{place}: {source.sentence}")
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def search(
         console.waiting("searching"),
     ):
         matches = model.search(phrase, memory, documents=document, top_k=top_k, by=by)
-    found = _with_sentences([asdict(match) for match in matches], phrase)
+    found = [asdict(match) for match in matches]
     if as_json:
         console.emit({"answered": matches.answered, "sources": found})
         return
@@ -165,22 +165,9 @@ def _answered(
     """Answer one question; return plain values. The answer streams to a terminal."""
     with console.stream(show is not None) as on_text:
         result = {"question": question, **answer(question, on_text=on_text).to_dict()}
-    result["sources"] = _with_sentences(result["sources"], question, result["text"])
     if show is not None:
         show(result, streamed=on_text is not None)
     return result
-
-
-def _with_sentences(
-    sources: list[dict[str, Any]], question: str, answer: str = ""
-) -> list[dict[str, Any]]:
-    """The sources, each with the sentence that best matches question and answer."""
-    from memstore.model.answer import answer_sentence
-
-    return [
-        source | {"sentence": answer_sentence(source["text"], question, answer)}
-        for source in sources
-    ]
 
 
 def _exit(result: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from textwrap import shorten
 from typing import Any, Literal, NamedTuple
 
@@ -155,7 +155,7 @@ class Source:
     to the phrase (docs/appendix/method.md section 9); for a refusal, the score for the question.
     tiers: the part of it that was read from each tier. place: "page 12", or the headings above it;
     None if the document has none. also: other places of the same text, each a document and its
-    characters.
+    characters. sentence: the one of the text that suits question and answer best.
     """
 
     document: str
@@ -166,6 +166,7 @@ class Source:
     tiers: dict[str, float] = field(default_factory=dict, repr=False)
     place: str | None = None
     also: list[tuple[str, tuple[int, int]]] = field(default_factory=list)
+    sentence: str = ""
 
     @classmethod
     def of(
@@ -194,6 +195,10 @@ class Source:
             tiers={tier: round(mass, 4) for tier, mass in (tiers or {}).items()},
         )
 
+    def suiting(self, question: str, answer: str = "") -> "Source":
+        """This source with its `sentence`."""
+        return replace(self, sentence=answer_sentence(self.text, question, answer))
+
     @property
     def citation(self) -> dict[str, Any]:
         """What a reply shows of this source, as JSON values."""
@@ -204,7 +209,7 @@ class Source:
             "place": self.place,
             "text": self.text,
             "weight": self.weight,
-        }
+        } | ({"sentence": self.sentence} if self.sentence else {})
 
 
 class Found(NamedTuple):
@@ -279,7 +284,7 @@ def refusal(
     lines = [not_sure([source.weight for source in sources], needed, doubt)]
     for number, source in enumerate(sources, 1):
         place = "" if source.place is None else f", {source.place}"
-        text = shorten(source.text, _SHOWN, placeholder="...")
+        text = shorten(source.sentence or source.text, _SHOWN, placeholder="...")
         lines.append(f"{number}. {source.weight:.2f} {source.document}{place}: {text}")
     return "\n".join(lines)
 

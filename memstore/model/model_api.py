@@ -171,11 +171,11 @@ class ModelAPI(ModelAdapter):
         scope = [(document.id, document.blocks) for document in searched.values()]
         found, answered = self.ranked(phrase, store, scope)
         most = top_k if by == "passage" else min(top_k, sum(blocks > 0 for _, blocks in scope))
-        sources = [
+        sources = (
             Source.of(self, store, searched[one.document], one.block, one.weight)
             for one in islice(_best_of_each(found, by), most)
-        ]
-        return Matches(sources, answered)
+        )
+        return Matches([source.suiting(phrase) for source in sources], answered)
 
 
 class Chat:
@@ -262,7 +262,7 @@ class Chat:
         return Answer(
             text=said.text,
             tokens=said.tokens,
-            sources=sources,
+            sources=[source.suiting(question, said.text) for source in sources],
             lookups=trace.lookups,
             answered=session.answered,
             needed=session.needed,

@@ -169,9 +169,9 @@ def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
         traced = report_trace(chat.trace, chat.session, answer.text, most, may_read)
         if answer.refused:
             traced["sources"] = [{**source, "tiers": []} for source in report["sources"]]
+        for source in traced["sources"]:
+            source["sentence"] = answer_sentence(source["text"], question.text, answer.text)
         report |= traced
-    for source in report["sources"]:
-        source["sentence"] = answer_sentence(source["text"], question.text, answer.text)
     return report
 
 
