@@ -5,7 +5,7 @@ long chat.
 import pytest
 import torch
 
-from memstore.errors import StoreUnavailable
+from memstore.errors import InvalidInput, StoreUnavailable
 from memstore.store.retrieve.retrieval import SelectorIndex
 
 pytest.importorskip("transformers")
@@ -142,6 +142,18 @@ def test_a_later_turn_is_scored_as_if_the_whole_chat_were_read_again(learned, tm
                     read += ids + said[: len(said) - 1]
         finally:
             learned.selector = selector
+
+
+def test_a_question_of_too_many_tokens_is_refused_and_the_session_goes_on(learned, tmp_path):
+    long = "kettle " * 5000
+    with memory(learned, tmp_path) as store:
+        with pytest.raises(InvalidInput, match="it is searched by 4,096 at most: shorten it"):
+            learned.search(long, store)
+        with learned.session(store) as session:
+            with pytest.raises(InvalidInput, match="tokens"):
+                session.ask(f"What is {long}?", lambda: None)
+            session.ask(QUESTION, lambda: None)
+            assert session.chosen and session.answered
 
 
 @pytest.mark.parametrize("told", [False, True])

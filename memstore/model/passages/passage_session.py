@@ -42,6 +42,7 @@ from memstore.store.committed import Mode
 from memstore.store.memory_store import MemoryStore
 
 _CLOSEST = 5  # passages that a refusal names
+_MOST_SEARCHED = 4096  # tokens of a question: memory and time grow with their square
 
 
 class PassageSession(AskSession):
@@ -141,6 +142,7 @@ class PassageSession(AskSession):
         query = spelled_as_held(self.reader, self.store, self._scope, query_of(message))
         if query != message.strip():
             ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
+        _check_length(words)
         self._asked = query
         self.choose(query, ids, words, before if leans(query) else "")
 
@@ -324,6 +326,15 @@ class PassageSession(AskSession):
         self._begin()
 
 
+def _check_length(words: range) -> None:
+    """Raises InvalidInput for a question of too many tokens."""
+    if len(words) > _MOST_SEARCHED:
+        raise InvalidInput(
+            f"the question has {len(words):,} tokens; it is searched by {_MOST_SEARCHED:,} at most:"
+            " shorten it"
+        )
+
+
 # Passages of a scope whose words are looked up by the hundred. Larger scopes are searched by lists,
 # so that their words need not be read.
 _MOST_SPELLED = 1 << 14
@@ -426,6 +437,7 @@ class PassageAPI(ModelAPI, PassageModel):
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
         phrase = spelled_as_held(self, store, runs, query_of(phrase))
         ids, words = self.turn_ids(phrase, first=True)
+        _check_length(words)
         captured = capture(self, ids).part(words)
         found = score_blocks(self.selector, Query(captured, phrase), store, runs)
         gate, caution = self.gate, self.lookup.caution
