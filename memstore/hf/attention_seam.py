@@ -200,17 +200,22 @@ def _layer_hook(layer: int) -> Callable[..., None]:
 def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Make the function that a model calls instead of its attention `former`."""
 
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+    def attention(  # named as transformers names them: some models pass the mask by name
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         cache = current()
         if cache is None:
             eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
             function = ALL_ATTENTION_FUNCTIONS.get_interface(former, cast(Any, eager))
-            return cast(Any, function(module, query, key, value, mask, **options))
+            return cast(Any, function(module, query, key, value, attention_mask, **options))
         unsupported = sorted(
             name
-            for name, value in options.items()
+            for name, value in {**options, "attention_mask": attention_mask}.items()
             if name not in _SUPPORTED | _IGNORED and value is not None
         )
         if unsupported:
@@ -225,7 +230,7 @@ def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
             options.get("sliding_window"),
             options.get("softcap"),
         )
-        return cache.attend(layer, query, key, value).transpose(1, 2), None
+        return cache.attend(layer, query, key, value).transpose(1, 2).contiguous(), None
 
     return attention
 

@@ -66,6 +66,7 @@ def test_a_stored_passage_gives_the_logits_of_the_same_text_in_the_prompt(kind, 
         ("llama4_text", {}, "rotary positions in its own way"),
         ("gemma4_text", {"vocab_size_per_layer_input": 4096}, "different shapes"),
         ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
+        ("doge", {}, "attends with attention_mask"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},

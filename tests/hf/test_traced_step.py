@@ -16,7 +16,7 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.adaptation import UNADAPTED
 from support.tiny_decoder import KINDS, decoder, of_kind, tokenizer
 
-UNTRACED = {"mixtral"}  # which experts compute depends on the token
+UNTRACED = {"mixtral", "jetmoe", "afmoe"}  # which experts compute depends on the token
 
 
 def attend(layer, q, k, v):

@@ -60,6 +60,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": 50},
     "smollm3": {"no_rope_layer_interval": 2},
     "gpt_neox": {"num_key_value_heads": 4},
+    "jetmoe": {"kv_channels": 16, "num_key_value_heads": 4},
+    "afmoe": {"sliding_window": 50, "num_experts": 4, "num_experts_per_tok": 2},
 }
 
 
