@@ -140,15 +140,23 @@ class Turns:
             shared += 1
         self.prefix = list(beginnings[0].input_ids[:shared])
         self.lead = before[beginnings[0].token_to_chars(shared - 1).end if shared else 0 :]
-        self.between, self.behind = (
-            list(template(text, add_special_tokens=False).input_ids)
-            for text in (between.removesuffix(self.lead), behind)
-        )
+        asked = before + _FIRST
+        self.behind = _ids_after(template, asked, behind)
+        self.between = _ids_after(template, asked + behind + _SAID, between.removesuffix(self.lead))
         special = {token for token, one in template.added_tokens_decoder.items() if one.special}
         if special.issuperset(self.between[:1]):
             self.end = next(iter(self.between), self.end)
         # and a model may begin the next turn instead
         self.ends |= special.intersection([*self.between[:1], *self.prefix[:1]])
+
+
+def _ids_after(template: Any, text: str, tail: str) -> list[int]:
+    """Ids of a tail after a text. Alone it would begin with the space that some tokenizers add."""
+    whole = template(text + tail, add_special_tokens=False)
+    first = whole.char_to_token(len(text)) if tail else None
+    if first is None or whole.token_to_chars(first).start < len(text):  # a token of both
+        whole, first = template(tail, add_special_tokens=False), 0
+    return list(whole.input_ids[first:])
 
 
 def _parts(template: Any) -> tuple[str, str, str] | None:

@@ -198,7 +198,7 @@ def test_a_question_is_rendered_without_a_thinking_mode() -> None:
     assert vars(thinking) == vars(stock)
 
 
-def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text():
+def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text_or_within_a_template():
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
     pieces = [(chr(0x2581), -1.0), *((chr(c), -2.0) for c in range(33, 127))]
@@ -207,9 +207,18 @@ def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text():
         tokenizers.models.Unigram([("<unk>", -99.0), *pieces], unk_id=0, byte_fallback=True)
     )
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    cut = OffsetTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    cut = OffsetTokenizer(made)
     ids = cut.encode("Nine bells, é")
     assert cut.decode(ids) == "Nine bells, é" and cut.characters(ids) == 13
+    turn = "{{ '[' if m.role == 'user' else '' }}{{ m.content }}]\n"
+    made.chat_template = "{% for m in messages %}" + turn + "{% endfor %}"
+    turns, said = Turns(made), ["Nine?", "No.", "é"]
+    first, answer, second = (cut.encode(one) for one in said)
+    ours = [*turns.prefix, *first, *turns.behind, *answer, *turns.between, *second, *turns.behind]
+    roles = zip(("user", "assistant", "user"), said)
+    messages = [{"role": role, "content": text} for role, text in roles]
+    assert ours == made.apply_chat_template(messages)["input_ids"]
 
 
 def test_a_tokenizer_that_changes_its_text_is_refused():
