@@ -84,6 +84,7 @@ def open_memory(
             advice = "open it with its own model, or make a new memory"
             loaded.signature.check_same(store.signature, str(path), advice)
         reader = loaded or reader_of(store.signature, str(path), named, compute=compute)
+        reader.check(store)
         stack.pop_all()
         return Memory(reader, store)
 

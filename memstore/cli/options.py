@@ -317,4 +317,6 @@ def opened(
         if documents:
             memory.ready(documents, to="ask")
         name, compute = model_options.model, model_options.compute
-        yield reader_of(memory.signature, str(store), name, compute=compute), memory
+        model = reader_of(memory.signature, str(store), name, compute=compute)
+        model.check(memory)
+        yield model, memory

@@ -32,6 +32,9 @@ class ModelAPI(ModelAdapter):
 
     templated = False  # are questions written into a chat template, which may hold instructions?
 
+    def check(self, store: MemoryStore) -> None:
+        """Raises WrongModel if another selector wrote the memory."""
+
     def ingest(
         self,
         source: Text | Path | str,

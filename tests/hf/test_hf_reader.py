@@ -6,6 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import memstore
 from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
@@ -16,6 +17,7 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.cli.main import app
+from memstore.cli.options import ModelOptions, opened
 from memstore.disk.format.document import Place
 from memstore.documents import Converted
 from memstore.hf.load import load_reader, wrap
@@ -252,7 +254,7 @@ def test_a_missing_package_is_reported_with_its_install_commands(monkeypatch):
         load_reader("smollm2")
 
 
-def test_a_memory_of_another_selector_is_refused(tmp_path):
+def test_a_memory_of_another_selector_is_refused(tmp_path, monkeypatch):
     plain = word_reader()
     learned = word_reader(plain.model)
     learned.selector = learned_selector(plain)
@@ -263,6 +265,12 @@ def test_a_memory_of_another_selector_is_refused(tmp_path):
                 refused(QUESTION, store)
         with pytest.raises(WrongModel):
             learned.build_index(store)
+    # at once, and not at the first question to a server
+    with pytest.raises(WrongModel, match="into a new memory"):
+        memstore.open(tmp_path / "m", learned)
+    monkeypatch.setattr("memstore.hf.models_by_name.reader_named", lambda *_, **__: learned)
+    with pytest.raises(WrongModel), opened(tmp_path / "m", ModelOptions("learned"), {}):
+        pass
 
 
 @pytest.mark.parametrize("titled", ["first line", "heading", "name"])

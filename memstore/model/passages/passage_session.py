@@ -388,7 +388,7 @@ class PassageAPI(ModelAPI, PassageModel):
         keep = keep or ("kv" if self.adapted_passages else "text")
         if keep not in get_args(Keep):
             raise InvalidInput(f"keep is {' or '.join(get_args(Keep))}, not {keep!r}")
-        self._check(store)
+        self.check(store)
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
             raise InvalidInput("this model computes passages one by one; leave chunk_blocks out")
         settings = IngestSettings(passage_tokens=self.passage_tokens)
@@ -403,11 +403,10 @@ class PassageAPI(ModelAPI, PassageModel):
         progress: called with (tokens done, tokens). Raises WrongModel, and what
         MemoryStore.build_index raises.
         """
-        self._check(store)
+        self.check(store)
         return {"engines": store.build_index(progress=progress)}
 
-    def _check(self, store: MemoryStore) -> None:
-        """Raises WrongModel if another selector wrote the memory."""
+    def check(self, store: MemoryStore) -> None:
         found = store.selector
         if found != self.keeps:
             name = "trained landmarks" if found is None else f"{found.name} {found.digest[:12]}"
@@ -426,14 +425,14 @@ class PassageAPI(ModelAPI, PassageModel):
         on_read: OnRead | None = None,
         **lookup: Any,
     ) -> PassageSession:
-        self._check(store)
+        self.check(store)
         there = attached(store, documents, retrieve=retrieve)
         settings = self.lookup.changed(**lookup)
         return PassageSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
 
     def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranked:
         """As ModelAPI.ranked, by the selector's scores for the question in a message."""
-        self._check(store)
+        self.check(store)
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
         phrase = spelled_as_held(self, store, runs, query_of(phrase))
         ids, words = self.turn_ids(phrase, first=True)
