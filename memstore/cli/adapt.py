@@ -45,7 +45,10 @@ def adapt(
         option("--reading-tokens", "N", "Tokens to train the reading adapter on; 0: none.", min=0),
     ] = 2_000_000,
     out: Annotated[
-        Path | None, option("--out", "FILE", "Selector file; default: where later commands look.")
+        Path | None,
+        option(
+            "--out", "FILE", "Selector file; default: where later commands look.", dir_okay=False
+        ),
     ] = None,
     device: Annotated[str, option("--device", "NAME", "cpu, cuda, mps or auto.")] = "auto",
     seed: Seed = 0,

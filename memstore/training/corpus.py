@@ -80,7 +80,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
             # The corpus files are written with long-distance matching: a window of 128 MiB.
             stream = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file)
         try:
-            for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8"), 1):
+            for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8-sig"), 1):
                 if line.strip():
                     yield number, line
         except (zstandard.ZstdError, UnicodeDecodeError) as error:

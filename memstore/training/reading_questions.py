@@ -51,7 +51,7 @@ class AskedContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def collection(self) -> str:
         """Source and language of the text, whose texts form one collection."""
-        return f"{self.source} {self.lang}"
+        return f"{self.source} {self.lang}".lstrip()
 
 
 def read_questions(path: Path) -> list[AskedContext]:

@@ -181,10 +181,11 @@ def test_the_adapt_command_makes_the_selector_and_adapter_that_loading_finds(
         for at, thing in enumerate(f"{n} lantern" for n in range(16))
     ]
     questions = tmp_path / "questions.jsonl"
-    questions.write_text("\n".join(map(json.dumps, lines)))
+    questions.write_text("\ufeff" + "\n".join(map(json.dumps, lines)))  # as Windows writes it
     assert run(model, "--questions", questions) in (None, 0)
     printed = capsys.readouterr()
     assert "30 questions to train on, 2 held out (few, so" in printed.err
+    assert "asking about en: 1 of 1" in printed.err
     told = json.loads(printed.out)
     assert set(told) == {"adapter", "reading", "selector", "file", "scores"}
     assert len(told["scores"]) == 1 + len(CAUTIONS) and "asked" in told["scores"]
@@ -208,6 +209,8 @@ def test_the_command_adapts_a_model_to_texts_without_questions(
 ) -> None:
     with pytest.raises(typer.BadParameter, match="--questions or --text"):
         run(model)
+    with pytest.raises(typer.BadParameter, match="is a directory"):  # before it trains
+        run(model, "--text", tmp_path / "book.txt", "--out", tmp_path)
     short = tmp_path / "short.txt"
     short.write_text(prose(0))
     assert run(model, "--text", short) not in (None, 0)
