@@ -319,9 +319,10 @@ class ModelRotary:
         turned = cos.shape[-1]
         part = x[..., :turned]
         if self._half_split:
-            rotated = _half_split(part, cos, sin)
+            rotated = _half_split(part.to(cos.dtype), cos, sin)  # OLMo rotates in float32
         else:
-            rotated = self._apply(part, part[:, :0], cos, sin)[0].to(x.dtype)
+            rotated = self._apply(part, part[:, :0], cos, sin)[0]
+        rotated = rotated.to(x.dtype)
         if turned < shape[-1]:
             rotated = torch.cat((rotated, x[..., turned:]), -1)
         return rotated.view(shape)

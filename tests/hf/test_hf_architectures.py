@@ -93,8 +93,9 @@ def test_unsupported_architectures_are_refused_by_name(kind, changed, why):
         HuggingFacePassageModel(decoder(kind, **changed), tokenizer(), UNADAPTED)
 
 
-def test_half_precision_equals_the_stock_model_to_rounding(tmp_path):
-    model = decoder("llama").to(torch.bfloat16)
+@pytest.mark.parametrize("kind", ["llama", "olmo2"])  # OLMo 2 rotates in float32
+def test_half_precision_equals_the_stock_model_to_rounding(kind, tmp_path):
+    model = decoder(kind).to(torch.bfloat16)
     reader = HuggingFacePassageModel(model, tokenizer(), SEPARATOR)
     question, _ = reader.turn_ids("How many bells?", first=True)
     with stored(reader, tmp_path) as store:
