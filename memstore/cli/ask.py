@@ -24,7 +24,7 @@ from memstore.cli.options import (
     opened,
     option,
 )
-from memstore.errors import InvalidInput
+from memstore.errors import DocumentNotFound, InvalidInput
 
 if TYPE_CHECKING:
     from memstore.model.answer import Answer
@@ -154,7 +154,7 @@ def _all_answered(
             results.append(_answered(question, answer, show))
             if show is not None:
                 console.say("")
-        except InvalidInput as error:
+        except (InvalidInput, DocumentNotFound) as error:
             results.append({"question": question, "error": console.report(error)})
     return results
 

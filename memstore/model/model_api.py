@@ -21,7 +21,7 @@ from memstore.model.session import AskSession, Continuation, OnRead, Trace, atta
 from memstore.model.source_text import Ingesting, OnProgress, Text
 from memstore.model.tokenizer import TokenText
 from memstore.store.committed import Mode
-from memstore.store.memory_store import MemoryStore
+from memstore.store.memory_store import MemoryStore, Names
 
 Step = TypeVar("Step")
 Result = TypeVar("Result")
@@ -72,7 +72,7 @@ class ModelAPI(ModelAdapter):
     def session(
         self,
         store: MemoryStore,
-        documents: Sequence[str] | None = None,
+        documents: Names = None,
         *,
         retrieve: bool = True,
         on_read: OnRead | None = None,
@@ -144,9 +144,7 @@ class ModelAPI(ModelAdapter):
         return answers
 
     @contextmanager
-    def chat(
-        self, store: MemoryStore, documents: Sequence[str] | None = None, **lookup: Any
-    ) -> Iterator[Chat]:
+    def chat(self, store: MemoryStore, documents: Names = None, **lookup: Any) -> Iterator[Chat]:
         """Context with one session for several questions."""
         trace = Trace(self)
         with closing(self.session(store, documents, on_read=trace, **lookup)) as session:
@@ -157,7 +155,7 @@ class ModelAPI(ModelAdapter):
         phrase: str,
         store: MemoryStore,
         *,
-        documents: Sequence[str] | None = None,
+        documents: Names = None,
         top_k: int = 5,
         by: Literal["passage", "document"] = "passage",
     ) -> Matches:
@@ -169,16 +167,20 @@ class ModelAPI(ModelAdapter):
         _check_phrase("phrase", phrase)
         if not isinstance(top_k, Integral) or top_k < 1:
             raise InvalidInput(f"top_k must be at least 1, is {top_k!r}")
-        searched = {document.id: document for document in store.ready(documents, to="search")}
-        store.retrieval.hold_documents(searched.values())
-        scope = [(document.id, document.blocks) for document in searched.values()]
-        found, answered = self.ranked(phrase, store, scope)
-        most = top_k if by == "passage" else min(top_k, sum(blocks > 0 for _, blocks in scope))
-        sources = (
-            Source.of(self, store, searched[one.document], one.block, one.weight)
-            for one in islice(_best_of_each(found, by), most)
-        )
-        return Matches([source.suiting(phrase) for source in sources], answered)
+
+        def found() -> Matches:
+            searched = {document.id: document for document in store.ready(documents, to="search")}
+            store.retrieval.hold_documents(searched.values())
+            scope = [(document.id, document.blocks) for document in searched.values()]
+            ranked, answered = self.ranked(phrase, store, scope)
+            most = top_k if by == "passage" else min(top_k, sum(blocks > 0 for _, blocks in scope))
+            sources = (
+                Source.of(self, store, searched[one.document], one.block, one.weight)
+                for one in islice(_best_of_each(ranked, by), most)
+            )
+            return Matches([source.suiting(phrase) for source in sources], answered)
+
+        return _of_now(found)
 
 
 class Chat:
@@ -187,15 +189,9 @@ class Chat:
     """
 
     def __init__(
-        self,
-        reader: ModelAdapter,
-        session: AskSession,
-        trace: Trace,
-        documents: Sequence[str] | None = None,
+        self, reader: ModelAdapter, session: AskSession, trace: Trace, documents: Names = None
     ) -> None:
-        """trace: the session's OnRead. documents: names of the documents that the session searches;
-        None for all.
-        """
+        """trace: the session's OnRead. documents: those that the session searches."""
         self.session, self.trace = session, trace
         self._reader, self._documents, self._asked = reader, documents, False
         # generates the answer's tokens, while it does
@@ -215,12 +211,17 @@ class Chat:
         chosen = self._reader.answering.changed(**settings)
         _check_phrase("question", question)
         session, trace, store = self.session, self.trace, self.session.store
-        if self._asked:
-            session.attach(attached(store, self._documents, retrieve=True))
-        self._asked = True
+        before = session.read_tokens
+
+        def ask() -> Any:
+            if self._asked:
+                session.attach(attached(store, self._documents, retrieve=True))
+            self._asked = True
+            return session.ask(question, trace.start)
+
         trace.begin(session)
         with trace.step():
-            state = session.ask(question, trace.start)
+            state = _of_now(ask, lambda: session.read_tokens == before)
         self.prompt_tokens = session.read_tokens
         said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
         silent = chosen.from_memory and not session.answered
@@ -297,6 +298,18 @@ def finish(
                 return result
             if progress is not None:
                 progress(step)
+
+
+def _of_now(
+    search: Callable[[], Result], repeatable: Callable[[], bool] = lambda: True, tries: int = 5
+) -> Result:
+    """The result of a search, repeated if a document was deleted or replaced during it."""
+    try:
+        return search()
+    except DocumentNotFound:
+        if tries == 1 or not repeatable():
+            raise
+    return _of_now(search, repeatable, tries - 1)
 
 
 def _check_phrase(what: str, text: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from memstore.closing import Closing
 from memstore.errors import InvalidConfig, MemstoreError
 from memstore.model.adapter import ModelAdapter
-from memstore.store.memory_store import MemoryStore
+from memstore.store.memory_store import MemoryStore, Names
 from memstore.tiers.stats import COUNTS
 
 
@@ -464,11 +464,9 @@ def draw(
     return int(torch.searchsorted(reached, at, right=True).clamp_(max=len(reached) - 1))
 
 
-def attached(
-    store: MemoryStore, names: Sequence[str] | None, *, retrieve: bool
-) -> list[tuple[int, int]]:
-    """The documents of a session, as (id, blocks). names: None for all; retrieve: load their search
-    data. Raises what MemoryStore.ready and Retrieval.hold_documents raise.
+def attached(store: MemoryStore, names: Names, *, retrieve: bool) -> list[tuple[int, int]]:
+    """The documents of a session, as (id, blocks). retrieve: load their search data. Raises
+    what MemoryStore.ready and Retrieval.hold_documents raise.
     """
     rows = store.ready(names)
     if retrieve:

@@ -136,8 +136,8 @@ class Documents:
         self.check_length(query, "query")
 
         def work() -> Matches:
-            readable = self.readable(access, names)
-            if not readable:
+            readable = partial(self.readable, access, names)
+            if not readable():
                 return Matches()
             return self._model.search(query, self._store, documents=readable, top_k=top_k)
 

@@ -56,11 +56,10 @@ class Service:
         return self.worker.steps(answer), answer.outcome
 
     def _chat(self, question: Question) -> AbstractContextManager[Chat]:
-        documents = question.documents()
-        if not documents and question.settings.get("from_memory", True):
+        if not question.documents() and question.settings.get("from_memory", True):
             message = "the memory holds no documents to answer from; upload one first"
             raise ApiError(409, message, code="no_documents")
-        return self.model.chat(self.store, documents, own_blocks=self._own_blocks)
+        return self.model.chat(self.store, question.documents, own_blocks=self._own_blocks)
 
     def _end(self, outcome: Outcome, error: BaseException | None) -> None:
         self._ended += 1

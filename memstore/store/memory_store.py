@@ -44,6 +44,9 @@ if TYPE_CHECKING:  # imported where used: most commands need neither these modul
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.slots import Lease
 
+Names = Sequence[str] | Callable[[], Sequence[str]] | None
+"""Names of documents, or a function that returns them; None: every ready document."""
+
 
 class MemoryStore(Closing):
     """One memory, open in this process; a context manager. Usable from several threads.
@@ -265,12 +268,13 @@ class MemoryStore(Closing):
         self._refresh()
         return [*(self.committed.listed or self.committed.list_rows())]
 
-    def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
+    def ready(self, names: Names = None, *, to: str | None = None) -> list[Document]:
         """The named documents, each once, or every ready one, oldest first.
 
         to: a verb for the error message; with it, an empty result is an error. Raises InvalidInput
         for a named document that is not ready, DocumentNotFound.
         """
+        names = names() if callable(names) else names
         if names is None:
             found = [document for document in self.documents() if document.state == "ready"]
             if to is not None and not found:

@@ -11,6 +11,7 @@ from memstore.store.retrieve.retrieval import SelectorIndex
 pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
+from memstore.model.passages import passage_session
 from memstore.model.passages.repositioned_attention import (
     RepositionedAttention,
     capture,
@@ -19,7 +20,9 @@ from memstore.model.passages.repositioned_attention import (
     read_prefix,
 )
 from memstore.model.passages.selector import Chosen
-from support.passage_reader import GONE, QUESTION, WINDOW, memory, reader_of
+from memstore.model.source_text import Text
+from memstore.store.memory_store import MemoryStore
+from support.passage_reader import DOCUMENT, GONE, QUESTION, WINDOW, memory, reader_of
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 
 FACT = "The copper anchor of the orchard weighs ninety pounds."
@@ -246,6 +249,26 @@ def test_a_passage_with_unavailable_tokens_is_not_taken_for_a_copy(tmp_path, mon
             session.ask(QUESTION, lambda: None)
             both = {store.document(name).id for name in ("note", "other note")}
             assert both <= {one.document for one in session.chosen}
+
+
+@pytest.mark.parametrize("way", ["ask", "search"])
+@pytest.mark.parametrize("named", [None, ["inventory"], lambda: ["inventory"]])
+def test_a_document_replaced_during_a_search_is_searched_again(
+    reader, tmp_path, monkeypatch, way, named
+):
+    score, pending = passage_session.score_blocks, [Text(DOCUMENT + FACT, "inventory")]
+    with memory(reader, tmp_path) as store, MemoryStore.open(tmp_path / "m") as other:
+
+        def replaced(*given):
+            found = score(*given)
+            while pending:
+                reader.ingest(pending.pop(), other, mode="replace", keep="kv")
+            return found
+
+        monkeypatch.setattr(passage_session, "score_blocks", replaced)
+        found = getattr(reader, way)(QUESTION, store, documents=named)
+        first = (found if way == "search" else found.sources)[0]
+        assert first.document == "inventory" and FACT in first.text
 
 
 @pytest.mark.parametrize("retrieve", [True, False])

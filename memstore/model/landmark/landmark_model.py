@@ -39,7 +39,7 @@ from memstore.model.source_text import Ingesting, Text, ingest
 from memstore.model.tokenizer import Tokenizer
 from memstore.paths import expanded, read_file
 from memstore.store.committed import Mode
-from memstore.store.memory_store import MemoryStore
+from memstore.store.memory_store import MemoryStore, Names
 
 SHIPPED = Path(__file__).parent / "weights"
 """The directory of the weights that ship with the package."""
@@ -226,7 +226,7 @@ class LandmarkModel(LandmarkReader, ModelAPI):
     def session(
         self,
         store: MemoryStore,
-        documents: Sequence[str] | None = None,
+        documents: Names = None,
         *,
         retrieve: bool = True,
         on_read: OnRead | None = None,

@@ -16,6 +16,7 @@ from memstore.errors import (
     BlocksUnavailable,
     CorruptBlock,
     CorruptMemory,
+    DocumentNotFound,
     MissingBlock,
     StoreUnavailable,
 )
@@ -196,6 +197,6 @@ class PassageFetch:
         """
         try:
             (passage,) = self._store.passages(document, block, block + 1)
-        except (CorruptMemory, StoreUnavailable):  # reported if the passage is chosen
+        except (DocumentNotFound, CorruptMemory, StoreUnavailable):  # reported if it is chosen
             return document, block
         return passage.ids.tobytes()

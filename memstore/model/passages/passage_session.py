@@ -39,7 +39,7 @@ from memstore.model.questions import asks, leans, query_of, resolved, spelled
 from memstore.model.session import AskSession, Lookups, OnRead, ReadUnit, attached, check_device
 from memstore.model.source_text import Ingesting, Text, ingest
 from memstore.store.committed import Mode
-from memstore.store.memory_store import MemoryStore
+from memstore.store.memory_store import MemoryStore, Names
 
 _CLOSEST = 5  # passages that a refusal names
 _MOST_SEARCHED = 4096  # tokens of a question: memory and time grow with their square
@@ -138,13 +138,12 @@ class PassageSession(AskSession):
 
     def _choose_for(self, message: str, ids: Sequence[int], words: range) -> None:
         """Choose passages by the question in a message. ids: of its turn; words: the typed ones."""
-        before = self._asked
         query = spelled_as_held(self.reader, self.store, self._scope, query_of(message))
         if query != message.strip():
             ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
         _check_length(words)
-        self._asked = query
-        self.choose(query, ids, words, before if leans(query) else "")
+        self.choose(query, ids, words, self._asked if leans(query) else "")
+        self._asked = query  # now, since a choice that fails may be repeated
 
     def _meant(self, message: str) -> str:
         """The message that the model reads: a follow-up that is not a sentence is completed,
@@ -253,9 +252,9 @@ class PassageSession(AskSession):
         self.needed = None
         if gate is not None and refusal is None:
             self.needed = gate.threshold(found.blocks, caution)
+        self.read(best.meant(self.settings, parts=not alone) if self.answered else [])
         self.lookups.done += self.answered
         self.lookups.skipped += not self.answered
-        self.read(best.meant(self.settings, parts=not alone) if self.answered else [])
         return self.chosen
 
     @torch.no_grad()
@@ -419,7 +418,7 @@ class PassageAPI(ModelAPI, PassageModel):
     def session(
         self,
         store: MemoryStore,
-        documents: Sequence[str] | None = None,
+        documents: Names = None,
         *,
         retrieve: bool = True,
         on_read: OnRead | None = None,
