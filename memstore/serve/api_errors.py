@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from memstore import errors
+from memstore.disk.files import NO_SPACE
 from memstore.errors import MemstoreError
 
 _log = logging.getLogger("memstore")
@@ -87,6 +88,10 @@ def as_api_error(error: BaseException) -> ApiError:
     """The response to an exception; an unexpected one is logged, and its text withheld."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, OSError):
+        error = error.__cause__  # FastAPI blames the body; a large one goes to a temporary file
+        if error.errno in NO_SPACE:
+            error = errors.StorageFull(f"no room for an upload's temporary file: {error}")
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail))
     if isinstance(error, RequestValidationError):

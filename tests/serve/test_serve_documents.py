@@ -4,6 +4,7 @@ server that is killed.
 
 import gc
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -154,6 +155,16 @@ def test_an_invalid_upload_is_refused_at_once(
     message = refused.json()["error"]["message"]
     assert refused.status_code == 400 and named in message and "\n" not in message
     assert [one["name"] for one in http.get(PATH).json()["data"]] == ["diary"]
+
+
+def test_an_upload_without_room_for_its_temporary_file_is_answered_507(http: httpx2.Client) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, hard))
+    try:
+        sent = upload(http, "large", "a " * (1 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (sent.status_code, sent.json()["error"]["code"]) == (507, "storage_full")
 
 
 def test_uploads_are_queued_in_order_and_too_many_are_refused(tmp_path: Path) -> None:
