@@ -36,7 +36,7 @@ _ANSWERED: dict[type[MemstoreError], tuple[int, str, str | None]] = {
     errors.StorageFull: (507, "storage_full", "the disk is full; make room on it"),
     errors.BudgetExceeded: (503, "budget_exceeded", None),
     errors.StoreUnavailable: (503, "storage_unavailable", "a part of the memory is unreachable"),
-    errors.MemoryNotFound: (503, "storage_unavailable", "the memory is unreachable"),
+    errors.MemoryNotFound: (503, "storage_unavailable", "the memory is gone; restart the server"),
     errors.CorruptMemory: (500, "memory_damaged", "the memory is damaged; run memstore verify"),
     errors.InvalidInput: (400, "invalid_input", None),
 }

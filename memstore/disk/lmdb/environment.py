@@ -135,7 +135,7 @@ class Environment:
         """The error for a directory that is no longer the one that was opened."""
         return MemoryNotFound(
             f"{self.path} no longer holds the memory: it was removed, moved or replaced while it "
-            "was open"
+            "was open; move it back, or open it again"
         )
 
     def close(self) -> None:
