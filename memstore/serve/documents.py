@@ -4,6 +4,7 @@ ingest uploads in the background, and the routes under /v1/memstore for all this
 
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Upload:
 
     characters: int
     notes: Sequence[str]
+    began: float = field(default_factory=time.time)
     job: Job = field(init=False)
     error: ApiError | None = None
 
@@ -257,6 +259,8 @@ def _row(name: str, document: Document | None, upload: Upload | None) -> dict[st
     """A document, its upload, or both, as JSON values. state: "waiting", "ingesting", "ready" or
     "failed"; progress: 0..1; notes: on parts of the file that could not be read.
     """
+    if document and upload and upload.error and document.created > upload.began:
+        upload = None if document.state == "ready" else upload  # another process has read it since
     row: dict[str, Any] = {
         "object": "memstore.document",
         "name": name,

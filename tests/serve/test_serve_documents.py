@@ -224,6 +224,8 @@ def test_a_failed_upload_is_listed_with_its_error_and_stores_no_partial_document
     assert not [one for one in gc.get_objects() if isinstance(one, Text) and one.name == "long"]
     assert str(store.path) not in failed["error"]
     assert store.has("long") is locked
+    model.ingest(LONG, store, name="long")  # as another process
+    assert (found := row(http, "long")) and (found["state"], found["error"]) == ("ready", None)
     assert http.delete(f"{PATH}/long").status_code == 200  # takes it off the list
     assert row(http, "long") is None
 
