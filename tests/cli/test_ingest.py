@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memstore.cli import console
+from memstore.cli import console, options
 from memstore.disk.format.codec import CODECS
+from memstore.model.model_api import ModelAPI
 from memstore.store.memory_store import MemoryStore
 from support.commands import OTHER, intact, refused, run, start
 from support.synthetic_documents import is_whole
@@ -33,6 +34,21 @@ def test_ingest_reports_and_is_idempotent(
         key: again[0][key] for key in ("tokens", "blocks", "bytes")
     }
     assert "unchanged" in run("ingest", story, "--store", tmp_path / "mem").out
+    intact(tmp_path / "mem", "story")
+
+
+def test_a_memory_that_another_process_makes_meanwhile_is_opened(
+    tmp_path: Path, story: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = options.new_model
+
+    def loaded(store: Path, given: options.ModelOptions) -> ModelAPI:
+        model = load(store, given)
+        with MemoryStore.create(store, model.signature, codec="raw", selector=model.keeps):
+            return model
+
+    monkeypatch.setattr(options, "new_model", loaded)
+    assert run("ingest", story, "--store", tmp_path / "mem").status == 0
     intact(tmp_path / "mem", "story")
 
 
