@@ -116,7 +116,7 @@ def test_a_source_opens_its_document_at_the_place_that_was_read(page):
     assert ANSWER in place
     strength = "getComputedStyle(document.querySelector({!r})).getPropertyValue('--shade')"
     assert float(page.ask(strength.format("#document .place"))) == 1.0  # the one most read
-    assert page.ask(
+    assert page.until(
         """(() => { const box = document.getElementById('document').getBoundingClientRect(),
         place = document.querySelector('#document .place').getBoundingClientRect();
         return place.top >= box.top && place.top < box.bottom; })()"""
@@ -124,9 +124,17 @@ def test_a_source_opens_its_document_at_the_place_that_was_read(page):
     open_details(page)
     page.click(".read .source")
     page.click(".words .word")
-    assert ANSWER in page.ask("document.querySelector('#document .marked.place').textContent")
-    page.click("#document-close")
+    assert ANSWER in page.until("document.querySelector('#document .marked.place')?.textContent")
+    page.ask(
+        """window.fetched = window.fetch;
+        window.fetch = (...given) =>
+            new Promise((go) => setTimeout(go, 300)).then(() => fetched(...given))"""
+    )
+    page.click(".read .source")
+    page.click("#document-close")  # before the reply
     page.until("document.getElementById('document-panel').hidden")
+    page.ask("new Promise((go) => setTimeout(go, 600))")
+    assert page.ask("document.getElementById('document-panel').hidden")
 
 
 def test_a_click_on_a_word_shows_its_sources(page):
@@ -297,8 +305,8 @@ def test_a_server_with_keys_asks_for_one(open_page, tmp_path):
     with serving(tmp_path / "mem", keys={KEY: Access(False)}) as server:
         for page in _shown(open_page, server, expected=["status of 401"]):
             for key in ("wrong", KEY):
-                page.until("document.activeElement.id === 'key'")
-                assert page.ask("problem.hidden") == (key == "wrong")
+                shown = "" if key == "wrong" else "!"  # once the wrong key is answered
+                page.until(f"document.activeElement.id === 'key' && {shown}problem.hidden")
                 page.type(key)
                 page.press("Enter")
             page.until(TEXT.format("model"))

@@ -6,20 +6,24 @@ import { $, count, el } from "./dom.js";
 const AROUND = 10, MORE = 20; // blocks
 
 let name = null, first = 0, end = 0, total = 0, opened = null, marks = new Map();
+let latest = 0; // what was opened or closed last: the reply to an earlier click comes too late
 
 $("document-close").addEventListener("click", closeDocument);
 
 export function closeDocument() {
+  latest++;
   name = opened = null;
   $("document-panel").hidden = true;
 }
 
 // at: { document, block }; sources with their weights say what is marked.
 export async function openDocument(at, sources = [], weights = []) {
-  opened = at.block ?? null;
-  const start = Math.max(0, (opened ?? 0) - AROUND), wanted = `${at.document}`;
+  const mine = ++latest, place = at.block ?? 0;
+  const start = Math.max(0, place - AROUND), wanted = `${at.document}`;
   try {
-    const answer = await load(wanted, start, (opened ?? 0) + AROUND + 1);
+    const answer = await load(wanted, start, place + AROUND + 1);
+    if (mine !== latest) return;
+    opened = at.block ?? null;
     name = wanted;
     total = answer.document.blocks;
     first = start;
