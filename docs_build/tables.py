@@ -110,9 +110,9 @@ def doubt_table() -> str:
     return table(["threshold", *shown], rows)
 
 
-def first_token_table() -> str:
+def first_token_table(name: str) -> str:
     """Milliseconds to the first token by passages read, from a memory and from text."""
-    found = results("first-token")
+    found = results(name)
     rows = []
     for passages, tokens in found["tokens"].items():
         text, memory = (_first_ms(found, way, passages) for way in ("text", "host tier"))
@@ -194,7 +194,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"questions {one}": partial(questions_table, one) for one in _SETS},
     "caution": caution_table,
     "doubt": doubt_table,
-    "first token": first_token_table,
+    "first token": partial(first_token_table, "first-token"),
+    "first token bfloat16": partial(first_token_table, "first-token-bfloat16"),
     "first token gpu": gpu_table,
     "recall": recall_table,
     "sizes": sizes_table,

@@ -155,7 +155,7 @@ class Source:
     to the phrase (docs/appendix/method.md section 9); for a refusal, the score for the question.
     tiers: the part of it that was read from each tier. place: "page 12", or the headings above it;
     None if the document has none. also: other places of the same text, each a document and its
-    characters. sentence: the one of the text that suits question and answer best.
+    characters. sentence: the sentence of the text that matches question and answer best.
     """
 
     document: str
@@ -195,8 +195,8 @@ class Source:
             tiers={tier: round(mass, 4) for tier, mass in (tiers or {}).items()},
         )
 
-    def suiting(self, question: str, answer: str = "") -> "Source":
-        """This source with its `sentence`."""
+    def with_sentence(self, question: str, answer: str = "") -> "Source":
+        """A copy of this source with the `sentence` for a question and its answer."""
         return replace(self, sentence=answer_sentence(self.text, question, answer))
 
     @property

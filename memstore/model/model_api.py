@@ -178,9 +178,9 @@ class ModelAPI(ModelAdapter):
                 Source.of(self, store, searched[one.document], one.block, one.weight)
                 for one in islice(_best_of_each(ranked, by), most)
             )
-            return Matches([source.suiting(phrase) for source in sources], answered)
+            return Matches([source.with_sentence(phrase) for source in sources], answered)
 
-        return _of_now(found)
+        return _repeated(found)
 
 
 class Chat:
@@ -221,7 +221,7 @@ class Chat:
 
         trace.begin(session)
         with trace.step():
-            state = _of_now(ask, lambda: session.read_tokens == before)
+            state = _repeated(ask, lambda: session.read_tokens == before)
         self.prompt_tokens = session.read_tokens
         said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
         silent = chosen.from_memory and not session.answered
@@ -266,7 +266,7 @@ class Chat:
         return Answer(
             text=said.text,
             tokens=said.tokens,
-            sources=[source.suiting(question, said.text) for source in sources],
+            sources=[source.with_sentence(question, said.text) for source in sources],
             lookups=trace.lookups,
             answered=session.answered,
             needed=session.needed,
@@ -300,16 +300,18 @@ def finish(
                 progress(step)
 
 
-def _of_now(
+def _repeated(
     search: Callable[[], Result], repeatable: Callable[[], bool] = lambda: True, tries: int = 5
 ) -> Result:
-    """The result of a search, repeated if a document was deleted or replaced during it."""
+    """The result of a search, repeated while documents are deleted or replaced during it, `tries`
+    times at most. Raises DocumentNotFound.
+    """
     try:
         return search()
     except DocumentNotFound:
         if tries == 1 or not repeatable():
             raise
-    return _of_now(search, repeatable, tries - 1)
+    return _repeated(search, repeatable, tries - 1)
 
 
 def _check_phrase(what: str, text: str) -> None:

@@ -45,7 +45,7 @@ def test_a_row_of_a_table_is_a_sentence_and_blank_text_is_empty() -> None:
 
 def test_a_refusal_and_a_citation_show_the_sentence() -> None:
     found = Source("lease.md", 0, (0, len(LEASE)), LEASE, 0.41, place="Rent")
-    suiting = found.suiting("Was a deposit paid?")
+    suiting = found.with_sentence("Was a deposit paid?")
     assert suiting.citation["sentence"] == "The tenant has paid a deposit in May."
     last = refusal([suiting]).splitlines()[-1]
     assert last == "1. 0.41 lease.md, Rent: The tenant has paid a deposit in May."

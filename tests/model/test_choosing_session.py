@@ -150,7 +150,7 @@ def test_a_later_turn_is_scored_as_if_the_whole_chat_were_read_again(learned, tm
 def test_a_question_of_too_many_tokens_is_refused_and_the_session_goes_on(learned, tmp_path):
     long = "kettle " * 5000
     with memory(learned, tmp_path) as store:
-        with pytest.raises(InvalidInput, match="it is searched by 4,096 at most: shorten it"):
+        with pytest.raises(InvalidInput, match="tokens; shorten it to 4,096"):
             learned.search(long, store)
         with learned.session(store) as session:
             with pytest.raises(InvalidInput, match="tokens"):

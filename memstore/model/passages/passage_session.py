@@ -329,8 +329,7 @@ def _check_length(words: range) -> None:
     """Raises InvalidInput for a question of too many tokens."""
     if len(words) > _MOST_SEARCHED:
         raise InvalidInput(
-            f"the question has {len(words):,} tokens; it is searched by {_MOST_SEARCHED:,} at most:"
-            " shorten it"
+            f"the question has {len(words):,} tokens; shorten it to {_MOST_SEARCHED:,}"
         )
 
 
