@@ -226,6 +226,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "selector.safetensors"
     save_selector(made, MADE_FOR, path)
     loaded = load_selector(path, MADE_FOR)
+    path.write_bytes(bytes(path.stat().st_size))  # what is written over the file changes nothing
     assert replace(loaded, selector=made.selector) == made
     assert loaded.selector.spec == made.selector.spec
     held, _ = haystack(loaded.selector)

@@ -211,7 +211,7 @@ def _read(path: Path) -> tuple[_Header, dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             header = from_json((file.metadata() or {})[_KEY], _Header)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise InvalidWeights(f"cannot read the selector {path}: {error}") from None
     except (SafetensorError, KeyError, ValueError) as error:
