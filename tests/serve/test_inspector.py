@@ -3,6 +3,7 @@ keyboard and on a phone, without console errors or requests to other hosts.
 """
 
 import json
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -322,6 +323,7 @@ def test_the_candidates_of_a_passage_model_are_shown_and_its_answer_can_be_stopp
     open_page, tmp_path
 ):
     reader = word_reader(top_k=2, score_range=None)
+    reader.ends_turn = lambda token: bool(time.sleep(0.01))  # still answering when Stop is clicked
     fact = "The copper anchor of the orchard weighs ninety pounds. "
     text = "The red kettle of the mill has no lid. " * 30 + fact + "The ladder broke. " * 90
     with MemoryStore.create(tmp_path / "mem", reader.signature, selector=reader.keeps) as store:
