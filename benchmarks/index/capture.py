@@ -109,14 +109,14 @@ def lookups(
 
     with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:
         session.feed(books.place(rng, memory).tolist())
-        search = store.retrieval.search_landmarks
+        search = store.retrieval.index.search
 
         def noted(layer: int, q: Tensor, *arguments: Any, **options: Any) -> Any:
             for head, rows in enumerate(options["open_rows"]):  # those whose gate is open
                 found.append((layer, head // group, q[head, rows].clone()))
             return search(layer, q, *arguments, **options)
 
-        with patch.object(store.retrieval, "search_landmarks", noted):
+        with patch.object(store.retrieval.index, "search", noted):
             for _ in range(turns):
                 session.feed(books.place(rng, 256).tolist())
                 session.feed(model.tokenizer.encode(" " + writer.ask(writer.fact()).prompt))

@@ -63,7 +63,7 @@ def hits(
     signature = store.signature
     q = torch.randn(4, 20, signature.head_dim, generator=torch.Generator().manual_seed(3))
     scope = tuple((store.document(name).id, 0, store.document(name).blocks) for name in names)
-    found = store.retrieval.search_landmarks(LAYER, q, scope, 3)
+    found = store.retrieval.landmarks(scope).search(LAYER, q, scope, 3)
     return found.scores, found.candidates
 
 

@@ -166,7 +166,7 @@ def test_killed_index_build_is_complete_or_absent(children: ForkServer, tmp_path
             scope = [(store.document("book").id, 0, store.document("book").blocks)]
             for layer in SIGNATURE.memory_layers:
                 assert torch.isfinite(
-                    store.retrieval.search_landmarks(layer, q, scope, 2).scores
+                    store.retrieval.landmarks(scope).search(layer, q, scope, 2).scores
                 ).all()
         index_job(str(memory))
         assert {file.name for file in (memory / "index").iterdir()} == wanted

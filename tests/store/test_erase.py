@@ -218,7 +218,8 @@ def test_erasing_removes_index_and_partial_files_and_other_openings_go_on(path: 
         store.forget(SECRET, erase=True)
         assert found(path) == {} and [f.name for f in (path / "index").iterdir()] == ["mine.idx"]
         query = torch.zeros(2, 1, 8)
-        other.retrieval.search_landmarks(1, query, [(document.id, 0, document.blocks)], 2)
+        scope = [(document.id, 0, document.blocks)]
+        other.retrieval.landmarks(scope).search(1, query, scope, 2)
         assert [row.name for row in other.documents()] == ["before", "after", "long"]
         other.build_index()  # it is built from the remaining documents
         assert found(path) == {}

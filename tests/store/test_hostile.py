@@ -165,7 +165,9 @@ def imported(store: MemoryStore, file: Path) -> bool:
     else:
         assert len(store.tokens(document.id).ids) == document.tokens
         for layer in SIGNATURE.memory_layers:
-            hits = store.retrieval.search_landmarks(layer, torch.ones(HEADS, 1, DIM), scope, 2)
+            hits = store.retrieval.landmarks(scope).search(
+                layer, torch.ones(HEADS, 1, DIM), scope, 2
+            )
             assert torch.isfinite(hits.scores).all()
             for block in range(document.blocks):
                 with store.lease([BlockKey(document.id, layer, block, 0)]) as held:

@@ -43,7 +43,7 @@ def test_readers_that_refresh_often_or_rarely_see_the_same_documents(tmp_path: P
     with opened(path) as store, opened(path) as often, opened(path) as seldom:
         looking = {often: 5, seldom: 270}
         for reader in looking:
-            reader.retrieval.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [], 1)
+            reader.retrieval.landmarks([]).search(1, torch.zeros(HEADS, 1, DIM), [], 1)
         for step in range(1, 541):
             names = [document.name for document in store.documents()]
             if len(names) < 20 or random.random() < 0.4:

@@ -158,7 +158,8 @@ def test_interrupted_ingest_resumes_to_equal_bytes(
         document = store.document("book")
         assert (document.state, document.tokens) == ("ingesting", 20 * CHUNK)
         with pytest.raises(DocumentNotFound):
-            store.retrieval.landmark_keys(1, [(document.id, 0, 1)])
+            scope = [(document.id, 0, 1)]
+            store.retrieval.landmarks(scope).keys(1, scope)
     with MemoryStore.open(tmp_path / "cut", host_budget=BUDGET) as store:
         check_content(store, store.document("book"), text=1)
         assert is_whole(store.path)
@@ -266,7 +267,8 @@ def test_forgotten_document_cannot_be_read(store: MemoryStore, path: Path) -> No
     with pytest.raises(DocumentNotFound):
         store.lease([BlockKey(document.id, 1, 0, 0)])
     with pytest.raises(DocumentNotFound):
-        store.retrieval.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1)
+        scope = [(document.id, 0, 4)]
+        store.retrieval.landmarks(scope).search(1, torch.zeros(HEADS, 1, DIM), scope, 1)
     with pytest.raises(DocumentNotFound):
         store.tokens(document.id)
     with pytest.raises(DocumentNotFound, match="'kept'"):
@@ -359,9 +361,10 @@ def test_session_documents_live_in_memory_only() -> None:
             own.trim(3)
             assert own.blocks(1) == (3, 8)
             q = block(1, 1, 5)[2].float()[:, None]
-            assert store.retrieval.search_landmarks(
-                1, q, [(own.document, 3, 8)], 5
-            ).candidates.sort().values[0, 0].tolist() == [0, 1, 2, 3, 4]
+            scope = [(own.document, 3, 8)]
+            assert store.retrieval.landmarks(scope).search(1, q, scope, 5).candidates.sort().values[
+                0, 0
+            ].tolist() == [0, 1, 2, 3, 4]
             with store.lease([BlockKey(own.document, 1, 5, 1)]) as lease:
                 assert torch.equal(lease.v[lease.slots[0]], block(1, 1, 5)[1][1])
             for gone in (BlockKey(own.document, 1, 2, 1), BlockKey(other.document, 1, 0, 0)):
@@ -373,7 +376,7 @@ def test_session_documents_live_in_memory_only() -> None:
             assert own.blocks(0) == (8, 12)
         assert store.stats()["tiers"]["host"]["held"] == 0
         with pytest.raises(DocumentNotFound):
-            store.retrieval.landmark_keys(1, [(own.document, 3, 8)])
+            store.retrieval.landmarks(scope).keys(1, scope)
         place = store.path
     assert place is not None and not place.exists()
 

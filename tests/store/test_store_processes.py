@@ -59,14 +59,13 @@ def test_forgetting_in_another_process_is_noticed(
     units = [BlockKey(document.id, 1, 2, 0)]
     lease = store.lease(units)
     elsewhere("with MemoryStore.open(arguments[0]) as store: store.forget('book')", path)
+    scope = [(document.id, 0, 4)]
     # leased units do not change
     assert torch.equal(lease.k[lease.slots[0]], block(1, 1, 2)[0][0])
     for read in (
         lambda: store.lease(units),
-        lambda: store.retrieval.search_landmarks(
-            1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1
-        ),
-        lambda: store.retrieval.landmark_keys(1, [(document.id, 0, 4)]),
+        lambda: store.retrieval.landmarks(scope).search(1, torch.zeros(HEADS, 1, DIM), scope, 1),
+        lambda: store.retrieval.landmarks(scope).keys(1, scope),
         lambda: store.document("book"),
     ):
         with pytest.raises(DocumentNotFound):

@@ -146,7 +146,8 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
                     assert torch.equal(bits(found[lease.slots]), bits(expected)), (layer, some)
                 assert lease.lengths.tolist() == lengths
         if layer in shape.memory_layers and document.state == "ready":
-            found = store.retrieval.landmark_keys(layer, [(document.id, 0, document.blocks)])
+            scope = [(document.id, 0, document.blocks)]
+            found = store.retrieval.landmarks(scope).keys(layer, scope)
             assert torch.equal(found, landmarks.transpose(0, 1).float())
     assert np.array_equal(store.tokens(document.id).ids, token_ids(text, 0, document.tokens))
 

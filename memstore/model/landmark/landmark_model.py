@@ -352,7 +352,7 @@ def _sharpest(
     sharpness: dict[tuple[int, int], float] = {}
     hit = list[Tensor]()
     for layer, look in looks.items():
-        hits = store.retrieval.search_landmarks(
+        hits = store.retrieval.landmarks(scope).search(
             layer, look.q, scope, min(_HITS, blocks), return_lse=True
         )
         assert hits.lse is not None

@@ -227,7 +227,7 @@ class MemoryAttention:
         shared = settings.granularity != "per_token_per_head"
         # every old block is scored in one place
         query = rotated[prefix.size if fixed else 0, 0]
-        hits = self.store.retrieval.search_landmarks(
+        hits = self.store.retrieval.landmarks(self.candidates.old).search(
             layer_idx,
             query,
             self.candidates.old,
@@ -271,11 +271,12 @@ class MemoryAttention:
         if fixed and chosen.scores is not None:
             scores = chosen.scores
         elif prefix.old and (present & ~is_recent).any():
-            keys = self.store.retrieval.landmark_keys(
-                layer_idx, self.candidates.old, wide.where(wide < prefix.old, -1)
-            ).to(self._exact)
+            old = self.candidates.old
+            keys = self.store.retrieval.landmarks(old).gather(
+                layer_idx, old, wide.where(wide < prefix.old, -1)
+            )
             queries = rotated[slots.expand(-1, rows, -1), 0, h, t]  # (H, T, K, D)
-            scores = (queries * keys).sum(-1)
+            scores = (queries * keys.to(self._exact)).sum(-1)
             if self.candidates.fading is not None:
                 scores = scores + self.candidates.fading[wide.clamp(0, prefix.old - 1)]
         else:

@@ -22,7 +22,7 @@ from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.runs import Kind, kinds_of
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ReadOnlyMemory
-from memstore.index import Hits, LandmarkIndex
+from memstore.index import LandmarkIndex
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import RareBlocks, WordIndex, WordsBeside
@@ -86,38 +86,12 @@ class Retrieval:
 
     # Lookups of sessions
 
-    def search_landmarks(
-        self,
-        layer: int,
-        q: Tensor,
-        scope: Scope,
-        top_k: int,
-        *,
-        return_lse: bool = False,
-        open_rows: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> Hits:
-        """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see
-        LandmarkIndex.search.
-
-        Raises DocumentNotFound for a document that any process has forgotten.
+    def landmarks(self, scope: Scope) -> LandmarkIndex:
+        """The index with the landmark keys of a scope loaded. Its searches raise DocumentNotFound
+        for a document that any process has forgotten. Raises CorruptMemory, StoreUnavailable.
         """
         self.hold(scope)
-        return self.index.search(
-            layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias
-        )
-
-    def landmark_keys(self, layer: int, scope: Scope, candidates: Tensor | None = None) -> Tensor:
-        """Landmark keys of candidates of a scope, in float32.
-
-        candidates: [H, ...] int64 as a search returns them (-1 gives an arbitrary key) ->
-        [H, ..., D], for each query head from its KV head; None -> [Hkv, N, D], the keys of the
-        whole scope (read-only). Raises DocumentNotFound.
-        """
-        self.hold(scope)
-        if candidates is None:
-            return self.index.keys(layer, scope)
-        return self.index.gather(layer, scope, candidates)
+        return self.index
 
     def shortlist(
         self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None = None
