@@ -1,6 +1,7 @@
 """The command `adapt`: make a reading adapter and a selector for a Hugging Face model."""
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ import typer
 from memstore.cli import console
 from memstore.cli.command import command
 from memstore.cli.options import Json, Seed, option
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, InvalidWeights
 
 if TYPE_CHECKING:
     from memstore.hf.reading_adapter import Kind
@@ -58,8 +59,8 @@ def adapt(
 
     The adapter teaches the model to read stored passages. With --questions it also learns to answer
     from them and to refuse. --text does not teach this, but keeps an adapter that has learned it.
-    The selector learns to choose the passages of a question. Later commands find both by the
-    model's weights.
+    The selector learns to choose the passages of a question; it begins with the present one. Later
+    commands find both by the model's weights.
 
     Each line of the questions file is {"context": TEXT, "title": TITLE, "questions": [{"question":
     TEXT, "answers": [TEXT]}]}. If there are no answers, the model learns to refuse. SmolLM2 learned
@@ -70,7 +71,7 @@ def adapt(
     from memstore.hf.model_directory import cache_directory
     from memstore.hf.models_by_name import reader_named
     from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.hf.weights import adapter_made_here, made_here
+    from memstore.hf.weights import adaptation_of, adapter_made_here, made_here
     from memstore.model.passages.adaptation import UNADAPTED, save_selector
     from memstore.training.corpus import read_documents
     from memstore.training.doubt import fit_doubt
@@ -114,8 +115,11 @@ def adapt(
         console.note(f"reading adapter written to {directory}")
         result |= {"adapter": str(directory), "reading": dict(adapter.scores)}
         reader = loaded()
-    config = LearnConfig(seed=seed)
-    adaptation = make_selector(reader, contexts, config=config, report=console.note)
+    begin = None
+    with suppress(InvalidWeights):  # a damaged selector
+        begin = adaptation_of(reader.made_for).selector.learned
+    config = LearnConfig(seed=seed, rate=2e-3 if begin is None else 1e-3)
+    adaptation = make_selector(reader, contexts, begin=begin, config=config, report=console.note)
     found = adaptation.scores["asked"]
     console.note(f"right passage of held-out questions among the best 8: {found:.0%}")
     selecting = load_reader(model, device=str(reader.device), adaptation=adaptation)

@@ -21,7 +21,7 @@ from memstore.model.passages.adaptation import UNADAPTED
 from memstore.model.passages.passage_encoding import passages_of
 from memstore.model.passages.selector import Selector
 from memstore.training.reading_questions import AskedContext, AskedQuestion, split_titles
-from memstore.training.selectors.learn import LearnConfig, Trained, learn
+from memstore.training.selectors.learn import LearnConfig, Trained, learn, untrained
 from memstore.training.selectors.make_selector import Haystack, Outcome, adapt, drawn, gate_of
 from memstore.training.selectors.states import States, read_states
 from support.tiny_decoder import decoder, saved, tokenizer
@@ -83,7 +83,8 @@ def test_questions_that_a_passage_answers_are_read_with_it(
 def test_training_scores_passages_as_the_finished_selector_does(
     reader: HuggingFacePassageModel, read: States
 ) -> None:
-    model = Trained(read, torch.rand(reader.made_for.vocabulary), 32, 0.0)
+    begin = untrained(read, reader.made_for.vocabulary, LEARN)
+    model = Trained(replace(begin, idf=torch.rand(begin.idf.shape).half()), 0.0)
     torch.nn.init.normal_(model.attend, std=0.1)
     lengths = read.ends.diff(prepend=torch.tensor([0])).tolist()
     questions = [one.end - one.first for one in read.asked]
@@ -105,8 +106,9 @@ def test_training_scores_passages_as_the_finished_selector_does(
 
 def test_the_same_seed_learns_the_same_bits(reader: HuggingFacePassageModel, read: States) -> None:
     config, hard = replace(LEARN, steps=3), {one.first: [] for one in read.asked}
+    start = untrained(read, reader.made_for.vocabulary, config)
     one, same, other = (
-        learn(read, reader.made_for.vocabulary, chosen, hard, reader.device).selector(1)
+        learn(read, start, chosen, hard, reader.device).selector(1)
         for chosen in (config, config, replace(config, seed=1))
     )
     assert one.digest == same.digest != other.digest
@@ -130,6 +132,9 @@ def test_a_selector_learned_from_peoples_questions_finds_held_out_answers(
     assert made.scores["asked"] > 0.8 and made.gate is not None
     assert made.selector.learned is not None and made.selector.learned.layer == 1
     assert sum(line.startswith("step 50") for line in told) == 2  # two rounds
+    begin = made.selector.learned
+    on = adapt(reader, people(100), begin=begin, config=replace(LEARN, steps=0)).selector.learned
+    assert on is not None and on.digest == begin.digest
 
 
 def test_sources_are_drawn_by_the_root_of_their_size_and_titles_are_split() -> None:

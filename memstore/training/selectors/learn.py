@@ -34,6 +34,16 @@ class LearnConfig:
     seed: int = 0
 
 
+def untrained(states: States, vocabulary: int, config: LearnConfig) -> Projection:
+    """A random projection with the statistics of these states. vocabulary: number of token ids."""
+    documents, rows = states.passages[::7].float(), states.rows.float()
+    hidden, draw = documents.shape[1], torch.Generator().manual_seed(config.seed)
+    start = torch.linalg.qr(torch.randn(hidden, hidden, generator=draw))[0][:, : config.width]
+    a, b, c, d = (x for one in (documents, rows) for x in (one.mean(0), one.std(0) + 1e-3))
+    idf = _rarity(states, vocabulary).half()
+    return Projection(start.contiguous(), a, b, c, d, torch.zeros(hidden), idf)
+
+
 class Trained(nn.Module):
     """Learned weights, and fixed statistics of the states, float32."""
 
@@ -43,18 +53,13 @@ class Trained(nn.Module):
     question_deviation: Tensor
     idf: Tensor
 
-    def __init__(self, states: States, idf: Tensor, width: int, blanked: float) -> None:
+    def __init__(self, begin: Projection, blanked: float) -> None:
         super().__init__()
         self.blanked = blanked
-        documents, rows = states.passages[::7].float(), states.rows.float()
-        hidden = documents.shape[1]
-        for name, values in (("document", documents), ("question", rows)):
-            self.register_buffer(f"{name}_mean", values.mean(0))
-            self.register_buffer(f"{name}_deviation", values.std(0) + 1e-3)
-        self.register_buffer("idf", idf.half())
-        start = torch.linalg.qr(torch.randn(hidden, hidden))[0][:, :width]
-        self.projection = nn.Parameter(start.contiguous())
-        self.attend = nn.Parameter(torch.zeros(hidden))
+        for name in vars(begin).keys() - {"projection", "attend"}:
+            self.register_buffer(name, getattr(begin, name))
+        self.projection = nn.Parameter(begin.projection.clone())
+        self.attend = nn.Parameter(begin.attend.clone())
         self.scale = nn.Parameter(torch.tensor(3.0))  # ln of what scores are multiplied with
 
     def landmarks(self, states: Tensor) -> Tensor:
@@ -134,19 +139,18 @@ def _rarity(states: States, vocabulary: int) -> Tensor:
 
 def learn(
     states: States,
-    vocabulary: int,
+    begin: Projection,
     config: LearnConfig,
     hard: Mapping[int, Sequence[int]],
     device: torch.device,
     report: Callable[[str], None] = lambda line: None,
 ) -> Trained:
-    """Train on states; equal seeds give equal bits on a CPU. vocabulary: number of token ids.
+    """Train a projection on states; equal seeds give equal bits on a CPU.
 
     hard: by Asked.first, hard negatives. report: called with a line of progress every 50 steps.
     """
     torch.manual_seed(config.seed)
-    idf = _rarity(states, vocabulary)
-    model = Trained(states, idf, config.width, config.blanked).to(device)
+    model = Trained(begin, config.blanked).to(device)
     with torch.enable_grad():
         _Run(states, model, config, hard, Random(config.seed)).go(report)
     return model

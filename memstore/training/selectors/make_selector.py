@@ -32,7 +32,7 @@ from memstore.model.passages.selector import (
 )
 from memstore.model.tokenizer import TokenText
 from memstore.training.reading_questions import TOO_FEW, AskedContext, split_titles
-from memstore.training.selectors.learn import LearnConfig, learn
+from memstore.training.selectors.learn import LearnConfig, learn, untrained
 from memstore.training.selectors.states import States, read_states
 
 if TYPE_CHECKING:
@@ -50,17 +50,20 @@ def adapt(
     reader: HuggingFacePassageModel,
     contexts: Sequence[AskedContext],
     *,
+    begin: Learned | None = None,
     config: LearnConfig | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Adaptation:
     """Make a selector for a model from questions, and measure it with held-out ones.
 
-    report: called with lines of progress. Raises InvalidInput for questions of fewer than two
-    titles, and if too few answers are in a passage verbatim.
+    begin: what training begins with; None: random weights. report: called with lines of progress.
+    Raises InvalidInput for questions of fewer than two titles, and if too few answers are in a
+    passage verbatim.
     """
     config = config or LearnConfig()
     made_for, tokenizer = reader.made_for, reader.tokenizer
-    layer = max(1, made_for.num_layers // 2 - 1)  # whose states are projected: below the middle
+    # whose states are projected: below the middle
+    layer = max(1, made_for.num_layers // 2 - 1) if begin is None else begin.layer
 
     def read(some: Sequence[AskedContext], most: int) -> States:
         chosen = drawn(some, most, config.seed)
@@ -72,11 +75,12 @@ def adapt(
     train, test = split_titles(contexts, config.seed)
     held_out, states = read(test, _HELD_OUT), read(train, _TEXTS)
     by_words = _alike(states, tokenizer)
-    first = learn(states, made_for.vocabulary, config, by_words, reader.device, report)
+    start = untrained(states, made_for.vocabulary, config) if begin is None else begin.projection
+    first = learn(states, start, config, by_words, reader.device, report)
     report("learning again, with passages that were wrongly found")
     by_states = first.wrong(states, _BY_STATES)
     hard = {at: [*some, *by_states[at]] for at, some in by_words.items()}
-    second = learn(states, made_for.vocabulary, config, hard, reader.device, report)
+    second = learn(states, start, config, hard, reader.device, report)
     learned = second.selector(layer)
     both = Selector(learned, word_weight=1.0)
     haystack = Haystack(both.spec)
