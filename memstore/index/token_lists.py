@@ -119,7 +119,7 @@ class PassageLists:
         q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1. most:
         (least, greatest) number of passages to propose. inside: bool [passages], those that may be
         proposed. added: passages int64 [n], each once, and what is added to their scores, float32
-        [n], in standard deviations of all scores.
+        [n].
         """
         lengths, in_scope = self.lengths[:: self.stride], inside[:: self.stride]
         heaviest = np.argsort(-weights)
@@ -146,7 +146,7 @@ class PassageLists:
             best[found] = 0
         scores = weights @ maxima
         if added is not None:
-            total[added[0]] += added[1] * scores.std()
+            total[added[0]] += added[1]
         total *= inside
         rows = _best(total, most, _RANGE * float(scores.std()))
         scores /= weights.sum()

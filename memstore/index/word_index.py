@@ -106,25 +106,22 @@ def by_row(words: BlockWords, first: int) -> tuple[np.ndarray, np.ndarray, np.nd
 
 K1, B = 1.2, 0.75
 
-_SAMPLED = 4096  # blocks that a spread is estimated from; a rarer word may be in none of them
+_RARE = 4096  # blocks; a word in no more of them is rare
 
 
 class WordsBeside(NamedTuple):
-    """Words of a question whose scores are added to other scores: standardised, times a weight, in
-    standard deviations of the other scores.
-    """
+    """Words of a question whose squared scores are added to other scores, times a weight."""
 
     words: Mapping[int, float]  # hash -> weight
     weight: float
 
 
 class RareBlocks(NamedTuple):
-    """Blocks of a scope that contain a rare word of a question, and the spread of word scores."""
+    """Blocks of a scope that contain a rare word of a question."""
 
     documents: np.ndarray  # int64 [n]
     blocks: np.ndarray  # int64 [n]
     scores: np.ndarray  # float32 [n]
-    spread: tuple[float, float]  # mean and standard deviation of the scores of the whole scope
 
 
 class WordIndex:
@@ -190,8 +187,10 @@ class WordIndex:
     def scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
     ) -> Tensor:
-        """BM25 of each block of the scope, [blocks] float32: the sum over the words of a question
-        of weight · idf · tf / (tf + K1·(1 - B + B·length / mean length)).
+        """BM25 of each block of the scope, as a share of the most that a block could have, [blocks]
+        float32 from 0 to 1: the sum over the words of a question of
+        weight · idf · tf / (tf + K1·(1 - B + B·length / mean length)), divided by that of
+        weight · idf.
 
         idf = ln(1 + (N - df + .5) / (df + .5)) over the N blocks of `whole` (None: of the scope),
         of which df hold the word in their own text (as Lucene has it), and the mean is theirs.
@@ -204,13 +203,15 @@ class WordIndex:
                 wanted = self._rows.numbers(scope)
                 found = self._of(whole)
                 return torch.from_numpy(_scores(self._weighted(words, found), found, wanted))
-            found = self._of(scope)
+            found, possible = self._of(scope), 0.0
             scores = np.zeros(self._rows.end, dtype=np.float32)
-            for weighted, _, parts in self._weighted(words, found):
+            for most, _, parts in self._weighted(words, found):
+                possible += most
                 for rows, counts in parts:
                     inside = found.holds[rows]
                     at, tf = rows[inside], counts[inside].astype(np.float32)
-                    scores[at] += weighted * tf / (tf + found.damping[at])
+                    scores[at] += most * tf / (tf + found.damping[at])
+            scores /= possible or 1.0
         pieces = [scores[:0], *(scores[start:end] for start, end in found.ranges)]
         return torch.from_numpy(np.concatenate(pieces))
 
@@ -225,31 +226,17 @@ class WordIndex:
         return [counts[word] for word in words]
 
     def rare(self, words: Mapping[int, float], whole: Scope) -> RareBlocks:
-        """The blocks of a scope that contain a rare word, and the spread of all scores, estimated
-        from these and a sample of the others. Raises as `scores`.
-        """
+        """The blocks of a scope that contain a rare word. Raises as `scores`."""
         with self._lock:
             self._settle()
             found = self._of(whole)
             weighted, rare = [*self._weighted(words, found)], np.zeros_like(found.holds)
             for _, holding, parts in weighted:
-                if holding <= _SAMPLED:
+                if holding <= _RARE:
                     for rows, _ in parts:
                         rare[rows] = True
             known = np.flatnonzero(rare & found.holds)
-            drawn = np.delete(found.sample, _among(found.sample, known)[0])
-            scores = _scores(weighted, found, known)
-            first = scores.astype(np.float64)
-            rest = _scores(weighted, found, drawn).astype(np.float64)
-            places = self._rows.places(known)
-        share = len(known) / max(1, found.blocks)
-        moments = [share * (first**power).mean() if len(first) else 0.0 for power in (1, 2)]
-        moments = [
-            moment + (1 - share) * (rest**power).mean() if len(rest) else moment
-            for power, moment in zip((1, 2), moments)
-        ]
-        deviation = max(0.0, moments[1] - moments[0] ** 2) ** 0.5
-        return RareBlocks(*places, scores, (moments[0], deviation))
+            return RareBlocks(*self._rows.places(known), _scores(weighted, found, known))
 
     def _of(self, scope: Scope) -> "_Scope":
         found: _Scope = self._scopes.get(scope, lambda: self._look(scope))
@@ -277,10 +264,7 @@ class WordIndex:
         blocks, lengths = int(holds.sum()), self._lengths[: self._rows.end]
         mean = float(lengths[holds].mean(dtype=np.float64)) if blocks else 0.0
         damping = K1 * (1 - B + B * lengths / (mean or 1.0))
-        inside = np.flatnonzero(holds)
-        drawn = np.random.default_rng(blocks).integers(0, max(1, blocks), _SAMPLED)
-        sample = np.unique(inside[drawn]) if blocks else inside
-        return _Scope(ranges, holds, blocks, damping, {}, sample)
+        return _Scope(ranges, holds, blocks, damping, {})
 
     def _settle(self) -> None:
         """Sort new words, and leave out dropped ones if they are half of all."""
@@ -317,7 +301,6 @@ class _Scope(NamedTuple):
     blocks: int
     damping: np.ndarray  # float32 [rows]: what a count is damped by
     holding: dict[int, int]  # of words that were asked for: how many blocks hold them
-    sample: np.ndarray  # int64, some of its rows
 
 
 class _Weighted(NamedTuple):
@@ -330,13 +313,14 @@ class _Weighted(NamedTuple):
 
 def _scores(words: Iterable[_Weighted], found: _Scope, wanted: np.ndarray) -> np.ndarray:
     """Scores of some rows of a scope only, float32 [wanted]."""
-    scores = np.zeros(len(wanted), dtype=np.float32)
+    scores, possible = np.zeros(len(wanted), dtype=np.float32), 0.0
     for most, _, parts in words:
+        possible += most
         for rows, counts in parts:
             at, among = _among(wanted, rows)
             tf = counts[among].astype(np.float32)
             scores[at] += most * tf / (tf + found.damping[wanted[at]])
-    return scores
+    return scores / np.float32(possible or 1.0)
 
 
 def _among(wanted: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

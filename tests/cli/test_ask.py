@@ -183,7 +183,7 @@ def test_search_by_document_ends_after_the_last_document(store: Path, tmp_path: 
 
 
 def test_search_says_that_nothing_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    reader, store = word_reader(gate=Gate((1.0,) * 5)), tmp_path / "mem"
+    reader, store = word_reader(gate=Gate((0.5,) * 5)), tmp_path / "mem"
     with MemoryStore.create(store, reader.signature, selector=reader.keeps) as memory:
         reader.ingest(OTHER, memory, name="boats")
     monkeypatch.setattr("memstore.hf.models_by_name.reader_of", lambda *_, **__: reader)

@@ -291,7 +291,7 @@ def test_a_passage_is_found_by_its_heading(tmp_path, titled):
 
 
 def test_turns_that_ask_nothing_go_to_the_model_without_a_lookup(tmp_path):
-    reader = word_reader(gate=Gate((1.0,) * 5))
+    reader = word_reader(gate=Gate((0.5,) * 5))
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         with reader.chat(store) as chat:
@@ -321,7 +321,7 @@ def test_a_memory_found_by_words_needs_no_index(tmp_path):
     assert status == 0 and "searched exactly" in told  # it has words alone, and no landmarks
     status, told = command("search", "the copper anchor of the orchard")
     assert status == 0 and "  text.txt\n" in told
-    assert "%" not in told  # scores, which have no greatest one
+    assert "%" not in told  # scores are no shares
     asked = ["ask", QUESTION, "--max-new-tokens", "2", *arguments]
     process = start(*asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     told = "".join(process.communicate())

@@ -81,7 +81,7 @@ def test_langchain_retriever_returns_passages_with_document_and_span(diary: Path
 def test_retrievers_say_where_the_memory_would_refuse(tmp_path: Path) -> None:
     from memstore.integrations import langchain, llama_index
 
-    model = word_reader(gate=Gate((1.0,) * 5))
+    model = word_reader(gate=Gate((0.5,) * 5))
     with MemoryStore.create(tmp_path / "m", model.signature, selector=model.keeps) as store:
         model.ingest(DIARY, store, name="diary")
         for query, answered in (("Why do whales sing?", False), ("price of the mare", True)):

@@ -156,7 +156,7 @@ def test_a_click_on_a_word_shows_its_sources(page):
 
 
 def test_a_refusal_is_shown_with_the_closest_passages(open_page, tmp_path):
-    reader = word_reader(gate=Gate((1.0,) * 5))
+    reader = word_reader(gate=Gate((0.5,) * 5))
     with MemoryStore.create(tmp_path / "mem", reader.signature, selector=reader.keeps) as store:
         reader.ingest("The ladder of the mill broke. " * 60, store, name="inventory")
     with serving(tmp_path / "mem", model=reader) as server:

@@ -111,12 +111,10 @@ def test_a_rare_word_adds_passages_that_the_lists_miss(memory: MemoryStore) -> N
     for whole in (everything(memory), everything(memory)[::-1]):
         for seed, (document, text) in enumerate(texts.items()):
             block = 19 if text == 5 else 250 - seed
-            beside = WordsBeside({1 << 31 | text << 20 | block: 1.0}, 0.1)
+            beside = WordsBeside({1 << 31 | text << 20 | block: 1.0}, 3.0)
             rows, weights = asked(seed)
             without = memory.retrieval.shortlist(rows, weights, whole)
             short = memory.retrieval.shortlist(rows, weights, whole, beside)
-            spread = memory.retrieval.selected.word_scores(beside.words, whole).std(correction=0)
-            assert short.word_spread[1] == pytest.approx(float(spread), rel=0.02)
             ((place, _, _),) = [run for run in short.scope if run not in without.scope] or [
                 (0,) * 3
             ]

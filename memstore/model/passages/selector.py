@@ -26,7 +26,6 @@ from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.model.lookup_settings import CAUTION, LookupSettings, Steps, at_caution
 from memstore.store.memory_store import MemoryStore
-from memstore.store.retrieve.first_stage import Shortlist
 
 
 @dataclass
@@ -126,7 +125,7 @@ GATE_BLOCKS = 512
 GATE_TOGETHER = 4
 """Number of best blocks that may open a Gate together."""
 
-_LITTLE = 0.2  # words that weigh no more leave the best blocks among those that landmarks find
+_LITTLE = 0.5  # words that weigh no more leave the best blocks among those that landmarks find
 
 
 # Of a question that refers to the one before: how much the words and the tokens of that one count,
@@ -173,16 +172,16 @@ class Found(Protocol):
         """
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
-        """BM25 for words' hashes and weights, float32 [blocks of the scope]."""
+        """WordIndex.scores for words' hashes and weights, float32 [blocks of the scope]."""
 
 
 class Selector:
     """Scores the blocks that a question may read; all layers then read the same blocks.
 
-    Without a learned part, the score of a block is BM25: 0 if it shares no word with the question.
-    With one, it is the learned score plus word_weight times BM25, standardised over the blocks and
-    scaled by the standard deviation of the learned scores. So the best score says whether any block
-    answers.
+    Without a learned part, the score of a block is BM25 as a share of the most that is possible: 0
+    if it shares no word with the question. With one, it is the learned score plus word_weight times
+    the square of that share, since few shared words say little. Neither depends on the other blocks
+    but for how rare words are: so the best score says whether any block answers.
     """
 
     def __init__(self, learned: Learned | None = None, word_weight: float = 0.0) -> None:
@@ -209,14 +208,7 @@ class Selector:
             return by_words
         rows, weights = query.rows(self.learned)
         learned = weights @ store.token_maxima(rows, scope)
-        return learned if by_words is None else self.joined(learned, by_words, store)
-
-    def joined(self, learned: Tensor, by_words: Tensor, store: Found) -> Tensor:
-        """Join the learned scores [blocks] and the BM25 scores [blocks]."""
-        deviation, of_words = spread(learned)[1], None
-        if isinstance(store, Shortlist):
-            deviation, of_words = store.spread[1], store.word_spread
-        return learned + self.word_weight * deviation * standardise(by_words, of_words)
+        return learned if by_words is None else learned + self.word_weight * by_words.square()
 
     def adds(self, query: Query, store: Found, scope: Scope) -> Tensor | None:
         """What each row of the question adds to the score of each block, float32 [blocks of the
@@ -298,15 +290,6 @@ def score_blocks(selector: Selector, query: Query, store: MemoryStore, scope: Sc
 def spread(scores: Tensor) -> tuple[float, float]:
     """Mean and standard deviation of scores [blocks]."""
     return float(scores.mean()), float(scores.std(correction=0))
-
-
-def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor:
-    """(Scores [blocks] - mean) / standard deviation.
-
-    of: the mean and the deviation; None: those of the scores, which makes equal scores 0.
-    """
-    mean, deviation = spread(scores) if of is None else of
-    return (scores - mean) / max(deviation, 1e-6)
 
 
 def covered(adds: Tensor) -> Tensor:

@@ -245,13 +245,12 @@ class ListedPassages:
             within: _Scope = self._scopes.get(scope, lambda: self._look(scope))
         if within.tokens < PAYING:
             return None
-        added = of_words = None
+        added = None
         if beside is not None:
             rare = self.selected.rare(beside.words, scope)
-            mean, deviation = of_words = rare.spread
             documents, of = np.unique(rare.documents, return_inverse=True)
             at = np.array([within.at.get(n, -1) for n in documents.tolist()], np.int64)[of]
-            adds = beside.weight * (rare.scores - mean) / max(deviation, 1e-6)
+            adds = beside.weight * rare.scores**2
             added = (self._starts[at] + rare.blocks)[at >= 0], adds[at >= 0]
         best = self.lists.propose(q.numpy(), weights.numpy(), PROPOSED, within.inside, added)
         if best is None:
@@ -262,7 +261,7 @@ class ListedPassages:
         runs = [(place, (scope[place][0], block, block + 1), row) for place, block, row in places]
         found = {run: row for _, run, row in sorted(runs + within.rest)}
         blocks = sum(end - first for _, first, end in scope)
-        return Shortlist([*found], blocks, spread, of_words, self, found, scope)
+        return Shortlist([*found], blocks, spread, self, found, scope)
 
     def maxima(
         self, q: Tensor, documents: np.ndarray, blocks: np.ndarray, rows: np.ndarray
@@ -294,10 +293,7 @@ class Shortlist:
 
     scope: Scope  # runs of these blocks, in the order of the whole scope
     blocks: int  # of the whole scope
-    # mean and standard deviation over all blocks of the whole scope: of the scores, from a sample,
-    # and of word_scores; None for a question without words
-    spread: tuple[float, float]
-    word_spread: tuple[float, float] | None
+    spread: tuple[float, float]  # mean and standard deviation over the whole scope, from a sample
     _listed: ListedPassages
     _rows: Mapping[Span, int]  # the row of each run in the lists; -1: not covered
     _whole: Scope

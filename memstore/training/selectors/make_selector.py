@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 KS = (1, 4, 8)  # best passages; the score is how often the right one is among the last
 _HALVINGS = 3  # of a haystack, to see how its best score rises
-_WORD_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+_WORD_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _TEXTS, _HELD_OUT = 1920, 384  # that are read at most, for training and to measure with
 _HAY = 1024  # passages of training that held-out questions are asked of, too
 _BY_WORDS, _BY_STATES = 6, 8  # hard negatives of each round
@@ -150,10 +150,7 @@ def _with_words(
     for weight in _WORD_WEIGHTS:
         selector, scores = Selector(learned, weight), by_landmarks
         if weight:
-            scores = [
-                selector.joined(landmarks, words, haystack)
-                for landmarks, words in zip(by_landmarks, by_words, strict=True)
-            ]
+            scores = [a + weight * b.square() for a, b in zip(by_landmarks, by_words, strict=True)]
         outcomes = measure(states, scores)
         tried.append((sum(_recalls(outcomes)), -weight, selector, outcomes))
     _, _, selector, outcomes = max(tried, key=lambda one: one[:2])
