@@ -30,7 +30,7 @@ from memstore.index.token_lists import CODE, FILE, Covered, PassageLists, covere
 from memstore.index.word_index import RareBlocks, WordIndex, WordsBeside
 
 PAYING = 1 << 21  # tokens of a scope above which two stages are faster than one
-PROPOSED = 1000, 5000  # passages of the lists that are scored exactly: least, most
+PROPOSED = 600, 5000  # passages of the lists that are scored exactly: least, most
 
 _NEW = 1 / 4  # lists are rebuilt when new tokens exceed this fraction of the tokens in lists
 _AT_ONCE = 1 << 18  # tokens of documents that are read in one transaction
