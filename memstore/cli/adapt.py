@@ -1,7 +1,6 @@
 """The command `adapt`: make a reading adapter and a selector for a Hugging Face model."""
 
 import shutil
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,8 +115,10 @@ def adapt(
         result |= {"adapter": str(directory), "reading": dict(adapter.scores)}
         reader = loaded()
     begin = None
-    with suppress(InvalidWeights):  # a damaged selector
+    try:
         begin = adaptation_of(reader.made_for).selector.learned
+    except InvalidWeights:
+        console.note("the present selector cannot be read; the new one begins with random weights")
     config = LearnConfig(seed=seed, rate=2e-3 if begin is None else 1e-3)
     adaptation = make_selector(reader, contexts, begin=begin, config=config, report=console.note)
     found = adaptation.scores["asked"]

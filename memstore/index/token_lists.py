@@ -111,10 +111,10 @@ class PassageLists:
         most: tuple[int, int],
         inside: np.ndarray,
         added: tuple[np.ndarray, np.ndarray] | None = None,
-    ) -> tuple[np.ndarray, tuple[float, float]] | None:
-        """Passages that are probably the best, int64 [n], ascending; and mean and standard
-        deviation of the scores of all, estimated from the sample. None if the sample has too few
-        passages, or too many tokens have equal weights.
+    ) -> tuple[np.ndarray, float] | None:
+        """Passages that are probably the best, int64 [n], ascending; and the standard deviation of
+        the scores of all, estimated from the sample. None if the sample has too few passages, or
+        too many tokens have equal weights.
 
         q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1. most:
         (least, greatest) number of passages to propose. inside: bool [passages], those that may be
@@ -149,8 +149,7 @@ class PassageLists:
             total[added[0]] += added[1]
         total *= inside
         rows = _best(total, most, _RANGE * float(scores.std()))
-        scores /= weights.sum()
-        return np.sort(rows), (float(scores.mean()), float(scores.std()))
+        return np.sort(rows), float(scores.std() / weights.sum())
 
     def encode(self) -> Pieces:
         """The lists as the content of a file, the header first."""

@@ -203,15 +203,13 @@ class WordIndex:
                 wanted = self._rows.numbers(scope)
                 found = self._of(whole)
                 return torch.from_numpy(_scores(self._weighted(words, found), found, wanted))
-            found, possible = self._of(scope), 0.0
+            found = self._of(scope)
             scores = np.zeros(self._rows.end, dtype=np.float32)
             for most, _, parts in self._weighted(words, found):
-                possible += most
                 for rows, counts in parts:
                     inside = found.holds[rows]
                     at, tf = rows[inside], counts[inside].astype(np.float32)
                     scores[at] += most * tf / (tf + found.damping[at])
-            scores /= possible or 1.0
         pieces = [scores[:0], *(scores[start:end] for start, end in found.ranges)]
         return torch.from_numpy(np.concatenate(pieces))
 
@@ -230,7 +228,7 @@ class WordIndex:
         with self._lock:
             self._settle()
             found = self._of(whole)
-            weighted, rare = [*self._weighted(words, found)], np.zeros_like(found.holds)
+            weighted, rare = self._weighted(words, found), np.zeros_like(found.holds)
             for _, holding, parts in weighted:
                 if holding <= _RARE:
                     for rows, _ in parts:
@@ -242,7 +240,8 @@ class WordIndex:
         found: _Scope = self._scopes.get(scope, lambda: self._look(scope))
         return found
 
-    def _weighted(self, words: Mapping[int, float], found: "_Scope") -> Iterator["_Weighted"]:
+    def _weighted(self, words: Mapping[int, float], found: "_Scope") -> list["_Weighted"]:
+        weighted = list[_Weighted]()
         for word, weight in words.items():
             parts = [postings.find(word) for postings in self._sorted]
             holding = found.holding.get(word)
@@ -250,11 +249,10 @@ class WordIndex:
                 own = (found.holds[rows] & (counts >= _OWN) for rows, counts in parts)
                 holding = sum(int(rows.sum()) for rows in own)
                 found.holding[word] = holding
-            yield _Weighted(
-                weight * math.log(1 + (found.blocks - holding + 0.5) / (holding + 0.5)),
-                holding,
-                parts,
-            )
+            idf = math.log(1 + (found.blocks - holding + 0.5) / (holding + 0.5))
+            weighted.append(_Weighted(weight * idf, holding, parts))
+        whole = sum(word.most for word in weighted)
+        return [word._replace(most=word.most / whole) for word in weighted]
 
     def _look(self, scope: Scope) -> "_Scope":
         ranges = self._rows.ranges(scope)
@@ -306,21 +304,20 @@ class _Scope(NamedTuple):
 class _Weighted(NamedTuple):
     """A word of a question with its weight in a scope."""
 
-    most: float  # what a block that holds it often has of it
+    most: float  # the score that a block has for it at most; 1 for all words together
     holding: int  # how many blocks of the scope hold it
     parts: list[tuple[np.ndarray, np.ndarray]]  # rows that do, and how often
 
 
 def _scores(words: Iterable[_Weighted], found: _Scope, wanted: np.ndarray) -> np.ndarray:
     """Scores of some rows of a scope only, float32 [wanted]."""
-    scores, possible = np.zeros(len(wanted), dtype=np.float32), 0.0
+    scores = np.zeros(len(wanted), dtype=np.float32)
     for most, _, parts in words:
-        possible += most
         for rows, counts in parts:
             at, among = _among(wanted, rows)
             tf = counts[among].astype(np.float32)
             scores[at] += most * tf / (tf + found.damping[wanted[at]])
-    return scores / np.float32(possible or 1.0)
+    return scores
 
 
 def _among(wanted: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -321,7 +321,7 @@ def test_a_memory_found_by_words_needs_no_index(tmp_path):
     assert status == 0 and "searched exactly" in told  # it has words alone, and no landmarks
     status, told = command("search", "the copper anchor of the orchard")
     assert status == 0 and "  text.txt\n" in told
-    assert "%" not in told  # scores are no shares
+    assert "%" not in told  # a score is no share of what was read
     asked = ["ask", QUESTION, "--max-new-tokens", "2", *arguments]
     process = start(*asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     told = "".join(process.communicate())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.selector import Candidates, Gate, Scored, spread
+from memstore.model.passages.selector import Candidates, Gate, Scored
 
 SCOPE = [(7, 0, 6), (9, 2, 4)]  # candidates 0..5 and 6, 7
 SCORES = torch.tensor([0.1, 0.5, 0.1, 0.4, 0.1, 0.1, 0.38, 0.36])
@@ -16,7 +16,7 @@ BEST = [(7, 1), (7, 3), (9, 2), (9, 3)]
 
 def scored(scores: Tensor) -> Scored:
     store: Any = None
-    return Scored(scores, SCOPE, store, spread(scores)[1], len(scores))
+    return Scored(scores, SCOPE, store, float(scores.std(correction=0)), len(scores))
 
 
 def candidates(adds: list[list[float]] | None, scores: Tensor = SCORES) -> Candidates:

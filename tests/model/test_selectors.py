@@ -35,7 +35,6 @@ from memstore.model.passages.selector import (
     covered,
     rooted,
     score_blocks,
-    spread,
 )
 from memstore.store.retrieve import first_stage
 from memstore.training.selectors.make_selector import Haystack
@@ -312,7 +311,7 @@ def test_a_shortlist_gives_the_same_choice_as_the_exact_search(
                 assert len(found.scores) <= 100 < found.blocks == 900
                 exact = selector.scores(NOTHING, store.retrieval.selected, scope)
                 given = 4, lambda runs: None, lambda *place: place
-                deviation = spread(exact)[1]
+                deviation = float(exact.std(correction=0))
                 whole = Scored(exact, scope, store.retrieval, deviation, len(exact))
                 best = Candidates(whole, *given).best(4)
                 short = Candidates(found, *given)

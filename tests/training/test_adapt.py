@@ -16,6 +16,7 @@ from memstore.cli.main import app
 from memstore.errors import InvalidInput
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.weights import made_here
 from memstore.model.lookup_settings import CAUTIONS
 from memstore.model.passages.adaptation import UNADAPTED
 from memstore.model.passages.passage_encoding import passages_of
@@ -174,7 +175,11 @@ def run(model: Path, *options: str | Path) -> object:
 def test_the_adapt_command_makes_the_selector_and_adapter_that_loading_finds(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert load_reader(model).selector.spec.name == "words"
+    unadapted = load_reader(model)
+    assert unadapted.selector.spec.name == "words"
+    present = made_here(unadapted.made_for.weights)
+    present.parent.mkdir(parents=True, exist_ok=True)
+    present.write_bytes(b"of an earlier version")
     lines = [
         {
             "context": f"The {thing} weighs {at + 40} pounds. It stands by the door of the mill.",
@@ -191,6 +196,7 @@ def test_the_adapt_command_makes_the_selector_and_adapter_that_loading_finds(
     printed = capsys.readouterr()
     assert "30 questions to train on, 2 held out (few, so" in printed.err
     assert "asking about en: 1 of 1" in printed.err
+    assert "the present selector cannot be read" in printed.err
     told = json.loads(printed.out)
     assert set(told) == {"adapter", "reading", "selector", "file", "scores"}
     assert len(told["scores"]) == 1 + len(CAUTIONS) and "asked" in told["scores"]

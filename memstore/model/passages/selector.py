@@ -283,13 +283,8 @@ def score_blocks(selector: Selector, query: Query, store: MemoryStore, scope: Sc
     else:
         found, scope, blocks = short, short.scope, short.blocks
     scores = selector.scores(query, found, scope)
-    _, deviation = spread(scores) if short is None else short.spread
+    deviation = float(scores.std(correction=0)) if short is None else short.deviation
     return Scored(scores, scope, found, deviation, blocks)
-
-
-def spread(scores: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of scores [blocks]."""
-    return float(scores.mean()), float(scores.std(correction=0))
 
 
 def covered(adds: Tensor) -> Tensor:

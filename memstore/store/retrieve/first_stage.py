@@ -255,13 +255,13 @@ class ListedPassages:
         best = self.lists.propose(q.numpy(), weights.numpy(), PROPOSED, within.inside, added)
         if best is None:
             return None
-        rows, spread = best
+        rows, deviation = best
         at = np.searchsorted(self._starts, rows, "right") - 1
         places = zip(within.order[at].tolist(), (rows - self._starts[at]).tolist(), rows.tolist())
         runs = [(place, (scope[place][0], block, block + 1), row) for place, block, row in places]
         found = {run: row for _, run, row in sorted(runs + within.rest)}
         blocks = sum(end - first for _, first, end in scope)
-        return Shortlist([*found], blocks, spread, self, found, scope)
+        return Shortlist([*found], blocks, deviation, self, found, scope)
 
     def maxima(
         self, q: Tensor, documents: np.ndarray, blocks: np.ndarray, rows: np.ndarray
@@ -293,7 +293,7 @@ class Shortlist:
 
     scope: Scope  # runs of these blocks, in the order of the whole scope
     blocks: int  # of the whole scope
-    spread: tuple[float, float]  # mean and standard deviation over the whole scope, from a sample
+    deviation: float  # standard, of the scores of the whole scope, from a sample
     _listed: ListedPassages
     _rows: Mapping[Span, int]  # the row of each run in the lists; -1: not covered
     _whole: Scope

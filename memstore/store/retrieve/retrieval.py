@@ -87,10 +87,20 @@ class Retrieval:
     # Lookups of sessions
 
     def landmarks(self, scope: Scope) -> LandmarkIndex:
-        """The index with the landmark keys of a scope loaded. Its searches raise DocumentNotFound
-        for a document that any process has forgotten. Raises CorruptMemory, StoreUnavailable.
+        """The index, with the landmark keys of a scope's documents loaded, all layers in one read.
+        Its searches raise DocumentNotFound for a document that any process has forgotten. Raises
+        CorruptMemory, StoreUnavailable.
         """
-        self.hold(scope)
+        if not self._waiting or self._waiting.keys().isdisjoint({run[0] for run in scope}):
+            return self.index
+        with self._holding:
+            rows = [self._waiting[n] for n in sorted({run[0] for run in scope} & {*self._waiting})]
+            with self._catalog.database.read() as txn:
+                self._catalog.bring(txn, [row.id for row in rows], "landmarks")
+                self.load(txn, *rows)
+            for row in rows:
+                if self._waiting.pop(row.id, None) is None:  # dropped concurrently
+                    self.index.remove(row.id)
         return self.index
 
     def shortlist(
@@ -203,21 +213,6 @@ class Retrieval:
             self.load(txn, *new)
         self._loaded.update({row.id: row for row in new})
 
-    def hold(self, scope: Scope) -> None:
-        """Load the landmark keys of a scope's documents, all layers in one read. Raises
-        CorruptMemory, StoreUnavailable.
-        """
-        if not self._waiting or self._waiting.keys().isdisjoint({run[0] for run in scope}):
-            return
-        with self._holding:
-            rows = [self._waiting[n] for n in sorted({run[0] for run in scope} & {*self._waiting})]
-            with self._catalog.database.read() as txn:
-                self._catalog.bring(txn, [row.id for row in rows], "landmarks")
-                self.load(txn, *rows)
-            for row in rows:
-                if self._waiting.pop(row.id, None) is None:  # dropped concurrently
-                    self.index.remove(row.id)
-
     def hold_documents(self, documents: Iterable[Document]) -> None:
         """Load the search data of these documents of a published memory in one read. Raises
         StoreUnavailable, CorruptMemory.
@@ -226,7 +221,7 @@ class Retrieval:
             return
         scope = [(document.id, 0, document.blocks) for document in documents]
         if self.selected is None:
-            self.hold(scope)
+            self.landmarks(scope)
         else:
             self.selected.hold(scope)
 
