@@ -312,13 +312,13 @@ def spelled(
 
 
 def one_edit_away(word: str) -> list[str]:
-    """Words with one letter replaced, removed, added, or swapped with the next, never the first.
-    Swaps come first, as the most common error.
+    """Words with one letter replaced, removed, added, or swapped with the next, never the first. The
+    last one is not removed, because that often gives a stem. Swaps, as most common, come first.
     """
     letters = sorted({*ascii_lowercase, *word})
     splits = [(word[:at], word[at:]) for at in range(1, len(word) + 1)]
     swapped = [a + b[1] + b[0] + b[2:] for a, b in splits if len(b) > 1]
-    others = [a + b[1:] for a, b in splits if b]
+    others = [a + b[1:] for a, b in splits if len(b) > 1]
     others += [a + c + b[1:] for a, b in splits if b for c in letters]
     others += [a + c + b for a, b in splits for c in letters]
     return [one for one in dict.fromkeys(swapped + others) if one != word]
