@@ -28,9 +28,12 @@ _LEFT_OUT = 0.3  # of the contexts: nothing answers their questions
 _FEW = (3, 8, 25, 60)
 _SETS = 8  # the largest ones are asked about
 _FOLDS = 5
+_NOT_READ = 0.5  # doubt wanted where a document holds the answer, but no passage that was read
 
 Case = tuple[tuple[float, float, float, float], float, float]
-"""Of a question: Evidence.numbers, and 1 if its passages lack the answer, if all documents do."""
+"""Of a question: Evidence.numbers; 1 if all documents lack the answer, a half if only the passages
+that were read do, else 0; and 1 if all documents do, else 0.
+"""
 
 
 def fit_doubt(
@@ -61,17 +64,17 @@ def fit_doubt(
         report(f"asking about {name}: {number + 1} of {len(sets)}")
         cases += _ask(reader, some, questions // len(sets), Random(f"{seed} {name}"))
     columns = zip(*cases) if cases else ([], [], [])
-    numbers, lacking, unanswered = (torch.tensor(column) for column in columns)
+    numbers, wanted, unanswered = (torch.tensor(column) for column in columns)
     if min(int(unanswered.sum()), int((1 - unanswered).sum())) < _FOLDS:
         return None
     fold = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)) % _FOLDS
     told = torch.zeros(len(numbers))
     for held in range(_FOLDS):
-        weights, bias = _fit(numbers[fold != held], lacking[fold != held])
+        weights, bias = _fit(numbers[fold != held], wanted[fold != held])
         told[fold == held] = (numbers[fold == held] @ weights + bias).sigmoid()
     shares = 1 - torch.tensor(CAUTIONS)
     above = told[unanswered == 0].quantile(shares).tolist()
-    weights, bias = _fit(numbers, lacking)
+    weights, bias = _fit(numbers, wanted)
     refused = [float((told[unanswered == 1] > least).float().mean()) for least in above]
     scores = {
         f"unanswerable refused, caution {caution}": share
@@ -115,13 +118,14 @@ def _ask(
                             for passage in store.passages(one.document, one.block, one.block + 1)
                         ]
                         lacking = not any(stands_in(question, one) for one in texts)
-                        numbers = session.evidence.numbers
-                        cases.append((numbers, float(lacking), float(name in out)))
+                        # then an answer would be wrong; but so would "no document answers"
+                        wanted = 1.0 if name in out else _NOT_READ * lacking
+                        cases.append((session.evidence.numbers, wanted, float(name in out)))
     return cases
 
 
 def _fit(numbers: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights [columns] and bias of a logistic regression of wanted [n], 0 or 1, on numbers
+    """Weights [columns] and bias of a logistic regression of wanted [n], 0 to 1, on numbers
     [n, columns].
     """
     mean, deviation = numbers.mean(0), numbers.std(0) + 1e-6

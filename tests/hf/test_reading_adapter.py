@@ -168,7 +168,8 @@ def test_a_fitted_doubt_decides_for_the_adapter_that_it_was_fitted_with(tmp_path
     session = asked(None, 0.3)
     evidence = session.evidence
     assert session.doubt == evidence.unknown and not session.answered
-    assert evidence.blocks > 1 and evidence.lead > 0 and evidence.score > 0
+    assert evidence.blocks > 1 and evidence.read == 1 and evidence.score > 0
+    assert replace(evidence, unknown=0.5, score=3.0, read=9).numbers == (0.0, 3.0, 2.0, 2.0)
     for weights, bias, other, expected in (
         ((1.0, 0.0, 0.0, 0.0), 0.0, False, evidence.unknown),
         ((0.0, 1.0, 0.0, 0.0), 0.0, False, torch.tensor(evidence.score).sigmoid().item()),

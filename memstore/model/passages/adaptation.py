@@ -23,7 +23,7 @@ from memstore.model.passages.selector import Gate, Learned, Projection, Selector
 SEPARATOR = "\n\nQuestion: "
 
 
-_RARE, _CLEAR = 1e-6, 5.0  # what goes beyond tells no more
+_RARE, _MANY = 1e-6, 4  # what goes beyond tells no more
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,12 @@ class Evidence:
     """What is known of a question after it was read with its passages.
 
     unknown: the probability, 0 to 1, that the answer begins as a refusal. score: the selector's
-    score of the best passage; lead: its difference to the second, in standard deviations of all
-    scores; blocks: number of passages searched.
+    score of the best passage. read, blocks: numbers of passages read and searched.
     """
 
     unknown: float
     score: float
-    lead: float
+    read: int
     blocks: int
 
     @property
@@ -45,7 +44,8 @@ class Evidence:
         """The features to which Doubt.weights belong."""
         unknown = min(max(self.unknown, _RARE), 1 - _RARE)
         logit = math.log(unknown / (1 - unknown))
-        return logit, self.score, min(self.lead, _CLEAR), math.log2(max(1, self.blocks))
+        read, blocks = max(1, min(self.read, _MANY)), max(1, self.blocks)
+        return logit, self.score, math.log2(read), math.log2(blocks)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class MadeFor:
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[6]
+    version: Literal[7]
     made_for: MadeFor
     layer: int | None  # whose states the learned part projects; None: there is none
     word_weight: Amount  # Selector.word_weight
@@ -159,7 +159,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
     tensors = {} if learned is None else vars(learned.projection)
     gate = adaptation.gate
     header = {
-        "version": 6,
+        "version": 7,
         "made_for": asdict(replace(made_for, weights=adaptation.weights)),
         "layer": learned and learned.layer,
         "word_weight": adaptation.selector.word_weight,

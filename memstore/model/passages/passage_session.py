@@ -122,7 +122,7 @@ class PassageSession(AskSession):
         unknown = float(logits.float().softmax(-1)[refusal.token])
         found = self.candidates
         assert found is not None  # a question is judged only where passages were chosen for it
-        self.evidence = Evidence(unknown, confidence(found.scores), found.lead, found.blocks)
+        self.evidence = Evidence(unknown, confidence(found.scores), len(self.chosen), found.blocks)
         self.doubt = refusal.probability(self.evidence)
         self.answered = self.doubt <= refusal.threshold(self.settings.caution)
         logits[refusal.token] = -torch.inf

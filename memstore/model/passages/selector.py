@@ -418,16 +418,6 @@ class Candidates:
         ]
 
     @property
-    def lead(self) -> float:
-        """Difference between the best score and that of the next other text, in standard deviations
-        of all scores; 0 if there is no other text.
-        """
-        best = self.distinct(2)
-        if len(best) < 2 or not self._deviation:
-            return 0.0
-        return (best[0].score - best[1].score) / self._deviation
-
-    @property
     def together(self) -> float | None:
         """What the best GATE_TOGETHER candidates cover of a question of as many parts; None without
         a learned part, or if one of them covers no part of its own.
