@@ -192,13 +192,27 @@ def resolved(question: str, before: str) -> str:
     with the new words in place of the most similar ones. Other questions are returned unchanged.
     before: "" if there is none.
     """
-    found = _GOES_ON.match(question)
-    rest = question[found.end() :].strip(" ?!.") if found else ""
-    if not before or not rest or len(rest.split()) > _MOST_WORDS or _SENTENCE.search(rest):
+    rest, body = _goes_on(question), before.strip(" ?!.")
+    if not body or not rest:
         return question
-    body = before.strip(" ?!.")
     new, start, end = _in_place(rest, body)
     return " ".join(f"{body[:start]} {new} {body[end:]}".split()) + "?"
+
+
+def renames(question: str, before: str) -> bool:
+    """Whether a follow-up that `resolved` completes asks the same of another thing: it has a name
+    or a code in place of similar words.
+    """
+    rest, body = _goes_on(question), before.strip(" ?!.")
+    named = _CODE.search(question) or _CAPITAL.search(question)
+    return bool(rest and body and named) and _in_place(rest, body)[1] < len(body)
+
+
+def _goes_on(question: str) -> str:
+    """The new words of a follow-up that is not a sentence; "" of other questions."""
+    found = _GOES_ON.match(question)
+    rest = question[found.end() :].strip(" ?!.") if found else ""
+    return "" if len(rest.split()) > _MOST_WORDS or _SENTENCE.search(rest) else rest
 
 
 def _in_place(rest: str, body: str) -> tuple[str, int, int]:
@@ -312,8 +326,8 @@ def spelled(
 
 
 def one_edit_away(word: str) -> list[str]:
-    """Words with one letter replaced, removed, added, or swapped with the next, never the first. The
-    last one is not removed, because that often gives a stem. Swaps, as most common, come first.
+    """Words with one letter replaced, removed, added, or swapped with the next, never the first.
+    The last one is not removed, because that often gives a stem. Swaps, as most common, come first.
     """
     letters = sorted({*ascii_lowercase, *word})
     splits = [(word[:at], word[at:]) for at in range(1, len(word) + 1)]

@@ -174,14 +174,27 @@ def test_a_follow_up_is_expanded_by_the_question_before_it(learned, tmp_path, mo
             session.tell("Where is the red kettle?", "In the hall.")
         else:
             session.ask("Where is the red kettle?", lambda: None)
-        session.ask("And the grey ladder?", lambda: None)
-        assert seen[-1].text == "Where is the grey ladder?" and seen[-1].before is None
-        assert "Where is the grey ladder?" in learned.tokenizer.decode(session._local.ids)
-        session.ask("How long is it?", lambda: None)
-        asked, before = seen[-2:]  # the document that is best for the question before is preferred
-        assert asked.text == "How long is it?" and asked.before is before
-        assert before.text == "Where is the grey ladder?"
-        assert learned.tokenizer.decode(before.captured.ids).strip() == before.text
+        best = store.document("inventory").id
+        for asked, meant, before in (
+            ("And the grey ladder?", "Where is the grey ladder?", "Where is the red kettle?"),
+            ("How long is it?", "How long is it?", "Where is the grey ladder?"),
+            ("Where is the long lamp CP-40?", "Where is the long lamp CP-40?", None),
+            (
+                "And CP-60?",
+                "Where is the long lamp CP-60?",
+                None,
+            ),  # of another thing: searched as meant
+        ):
+            seen.clear()
+            session.ask(asked, lambda: None)
+            query = seen[-1]
+            assert query.text == (meant if before is None else asked)
+            assert (query.before and query.before.text) == before
+            assert meant in learned.tokenizer.decode(session._local.ids)
+            assert session._best is not None and session._best[0] == best
+            # what was told is scored once, to know its document
+            assert len(seen) == 1 + (told and asked.startswith("And the"))
+        assert learned.tokenizer.decode(query.captured.ids).strip() == query.text
 
 
 @pytest.mark.parametrize("separator", ["", "\n\n"])

@@ -94,14 +94,17 @@ def test_a_copy_that_ranks_after_another_passage_is_not_a_second_candidate() -> 
 
 
 def test_a_question_that_refers_to_one_before_prefers_the_document_that_answered_that() -> None:
-    before = torch.tensor([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.9])
-    found = scored(COPIES).referring_to(scored(before))
-    more = torch.tensor([0.0] * 6 + [1.0] * 2) * COPIES.std(correction=0)
-    torch.testing.assert_close(found.scores, COPIES + more)
+    before = scored(torch.tensor([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9, 0.2])).best
+    assert before == (9, 2)
+    found = scored(COPIES).after(before, refers=True)
+    more = torch.tensor([-2.0] * 6 + [0.0, 0.5]) * COPIES.std(correction=0)
+    torch.testing.assert_close(found.scores, COPIES + more)  # the best one keeps its own
+    assert scored(COPIES).after(before, refers=False).best == (9, 2)
+    assert scored(COPIES * 9).after((8, 0), refers=True).best == (7, 0)
     # a text that another document holds, too, is read once
     held = {(7, 0): "same", (7, 2): "same", (9, 2): "same"}
     best = Candidates(found, 4, lambda asked: None, lambda *at: held.get(at, at)).distinct(3)
-    assert places(best) == [(9, 2), (7, 4), (7, 5)]
+    assert places(best) == [(9, 2), (9, 3), (7, 4)]
     assert best[0].same == ((7, 0), (7, 2))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memstore.model.questions import asks, leans, query_of, resolved
+from memstore.model.questions import asks, leans, query_of, renames, resolved
 
 CHAT = [
     "hi",
@@ -185,6 +185,9 @@ def test_long_messages_are_read_in_bounded_time() -> None:
 )
 def test_a_follow_up_is_resolved_to_a_full_question(before: str, question: str, meant: str) -> None:
     assert resolved(question, before) == meant
+    others = ("And of the CP-60?", "What about E3?", "And in Leeds?", "And Gloucester?")
+    assert renames(question, before) is (before != "" and question in others)
+    assert not renames(question, "Who is he?")  # nothing is like it
 
 
 def test_a_short_question_or_one_with_a_pronoun_needs_the_question_before_it() -> None:

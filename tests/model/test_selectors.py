@@ -172,7 +172,7 @@ def test_the_squared_share_of_words_is_added_to_the_learned_score_and_both_are_k
     torch.testing.assert_close(found, parts[0])  # where no word is shared
 
 
-def test_the_words_of_the_question_before_count_a_quarter_its_tokens_a_tenth() -> None:
+def test_the_words_of_the_question_before_count_a_quarter_its_tokens_a_fifth() -> None:
     both = Selector(Learned(2, projection()), 0.3)
     held, _ = haystack(both)
     before = Query(captured(3, seed=7), "apple13 shared")
@@ -185,7 +185,7 @@ def test_the_words_of_the_question_before_count_a_quarter_its_tokens_a_tenth() -
     learned = Selector(both.learned)
     apart = [learned.scores(query, held, held.scope) for query in (now, before)]
     together = learned.scores(leaning, held, held.scope)
-    torch.testing.assert_close(together, (apart[0] + 0.1 * apart[1]) / 1.1)
+    torch.testing.assert_close(together, (apart[0] + 0.2 * apart[1]) / 1.2)
     assert int(Selector().scores(leaning, held, held.scope).argmax()) != int(
         Selector().scores(before, held, held.scope).argmax()
     )

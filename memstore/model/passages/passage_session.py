@@ -35,7 +35,7 @@ from memstore.model.passages.repositioned_attention import (
 )
 from memstore.model.passages.selector import Candidates, Chosen, Query, confidence, score_blocks
 from memstore.model.passages.step_graph import StepGraph
-from memstore.model.questions import asks, leans, query_of, resolved, spelled
+from memstore.model.questions import asks, leans, query_of, renames, resolved, spelled
 from memstore.model.session import AskSession, Lookups, OnRead, ReadUnit, attached, check_device
 from memstore.model.source_text import Ingesting, Text, ingest
 from memstore.store.committed import Mode
@@ -76,7 +76,8 @@ class PassageSession(AskSession):
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
         self.evidence: Evidence | None = None  # by which `doubt` is told
         self.candidates: Candidates | None = None  # of the last choice; None before the first
-        self._asked = ""  # the last query
+        self._asked = ""  # the last question
+        self._best: tuple[int, int] | None = None  # document and block of the best passage for it
         self._retrieve = retrieve
         layers = reader.shape.memory_layers
         self._told = None if on_read is None else StepMasses(layers, on_read)
@@ -99,12 +100,12 @@ class PassageSession(AskSession):
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
-        asked, question = asks(question), self._meant(question)
+        asked, message, question = asks(question), question, self._meant(question)
         ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
         judged: Refusal | None = None
         if self._retrieve and self._scope:
             if asked:
-                self._choose_for(question, ids, words)
+                self._choose_for(message, question, ids, words)
                 judged = self.reader.refusal
             else:  # what is read now stays: "make that shorter" is about it
                 self.answered = True
@@ -136,14 +137,22 @@ class PassageSession(AskSession):
         states = self.read([])
         return None if states is None else states[-1]
 
-    def _choose_for(self, message: str, ids: Sequence[int], words: range) -> None:
-        """Choose passages by the question in a message. ids: of its turn; words: the typed ones."""
-        query = spelled_as_held(self.reader, self.store, self._scope, query_of(message))
-        if query != message.strip():
+    def _choose_for(self, message: str, meant: str, ids: Sequence[int], words: range) -> None:
+        """Choose passages by the question in a message, or in what it means, if it is about another
+        thing. ids: of the turn of what it means; words: the typed ones.
+        """
+        spell = partial(spelled_as_held, self.reader, self.store, self._scope)
+        whole, before = spell(query_of(meant)), self._asked
+        if renames(query_of(message), before):
+            query, before, refers = whole, "", False
+        else:
+            query = whole if message == meant else spell(query_of(message))
+            refers = leans(query) or message != meant
+        if query != meant.strip():
             ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
         _check_length(words)
-        self.choose(query, ids, words, self._asked if leans(query) else "")
-        self._asked = query  # now, since a choice that fails may be repeated
+        self.choose(query, ids, words, before, refers=refers)
+        self._asked = whole  # now, since a choice that fails may be repeated
 
     def _meant(self, message: str) -> str:
         """The message that the model reads: a follow-up that is not a sentence is completed,
@@ -156,7 +165,7 @@ class PassageSession(AskSession):
     def tell(self, question: str, answer: str) -> int:
         asked, question = asks(question), self._meant(question)
         if asked:
-            self._asked = query_of(question)
+            self._asked, self._best = query_of(question), None
         ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
         ids = [*ids, *self.reader.tokenizer.encode(answer)]
         self.feed(ids)
@@ -220,25 +229,32 @@ class PassageSession(AskSession):
     # What is read
 
     def choose(
-        self, question: str, ids: Sequence[int], words: range, before: str = ""
+        self,
+        question: str,
+        ids: Sequence[int],
+        words: range,
+        before: str = "",
+        *,
+        refers: bool = False,
     ) -> list[Chosen]:
         """Choose passages for the next turn, and read them from now on; none if no passage answers.
 
         question: as typed; ids: of the turn, `words` those of the question itself; before: the
-        question that it refers to. The choice depends on the local turns before it, never on the
-        memory.
+        question that it follows, if it is not about another thing; refers: whether it refers to
+        that one. The choice depends on the local turns before it, never on the memory.
         """
-        earlier = None
-        if before:
+        selector, gate, refusal = self.reader.selector, self.reader.gate, self.reader.refusal
+        caution, earlier = self.settings.caution, None
+        if before and (refers or self._best is None):
             theirs, own = self.reader.turn_ids(before, first=True)
             earlier = Query(capture(self.reader, theirs).part(own), before)
-        query = Query(self._local.look_ahead(ids, words), question, earlier)
-        selector, gate, refusal = self.reader.selector, self.reader.gate, self.reader.refusal
-        caution = self.settings.caution
+            if self._best is None:  # it was told, without a choice
+                self._best = score_blocks(selector, earlier, self.store, self._scope).best
+        captured = self._local.look_ahead(ids, words)
+        query = Query(captured, question, earlier if refers else None)
         found = score_blocks(selector, query, self.store, self._scope)
-        if earlier is not None:
-            of_earlier = score_blocks(selector, earlier, self.store, self._scope)
-            found = found.referring_to(of_earlier)
+        if before and self._best is not None:
+            found = found.after(self._best, refers=refers)
         adds, content = partial(selector.adds, query, found.store), self._passages.content
         best = self.candidates = Candidates(found, self.settings.top_k, adds, content)
         alone = gate is None or gate.answers(found.scores, found.blocks, caution)
@@ -255,6 +271,7 @@ class PassageSession(AskSession):
         self.read(best.meant(self.settings, parts=not alone) if self.answered else [])
         self.lookups.done += self.answered
         self.lookups.skipped += not self.answered
+        self._best = found.best
         return self.chosen
 
     @torch.no_grad()
