@@ -131,11 +131,8 @@ _SENTENCE = _word("""
 _PREPOSITION = _word("""
     of, in, on, at, for, to, from, by, with, since, until, before, after, per, during, under
 """)
-_NAMED = re.compile(r"\b(?:the|an?) +[\w-]+", re.I)
-_ONE = re.compile(r"((?:the|an?) .+) ones?", re.I)
 _CODE = re.compile(r"\b([A-Za-z]+)-?\d[\w-]*")
 _CAPITAL = re.compile(r"(?<= )[A-Z][\w'’-]*")
-_WORDS = re.compile(r"\S+")
 _MOST_WORDS = 6  # of a follow-up without a sentence of its own
 _FEW_WORDS = 4  # of a question that hardly stands alone
 
@@ -188,70 +185,35 @@ def query_of(message: str) -> str:
 
 
 def resolved(question: str, before: str) -> str:
-    """Complete a follow-up that is not a sentence ("And of the CP-60?"): the question before it,
-    with the new words in place of the most similar ones. Other questions are returned unchanged.
-    before: "" if there is none.
+    """Complete a follow-up that asks the same of another thing ("And of the CP-60?"): the question
+    before it, with the new name or code in place of a similar one. Other questions are returned
+    unchanged. before: "" if there is none.
     """
-    rest, body = _goes_on(question), before.strip(" ?!.")
-    if not body or not rest:
+    rest, body = _fragment(question), before.strip(" ?!.")
+    if not (rest and (_CODE.search(question) or _CAPITAL.search(question))):
         return question
     new, start, end = _in_place(rest, body)
-    return " ".join(f"{body[:start]} {new} {body[end:]}".split()) + "?"
-
-
-def renames(question: str, before: str) -> bool:
-    """Whether a follow-up that `resolved` completes asks the same of another thing: it has a name
-    or a code in place of similar words.
-    """
-    rest, body = _goes_on(question), before.strip(" ?!.")
-    named = _CODE.search(question) or _CAPITAL.search(question)
-    return bool(rest and body and named) and _in_place(rest, body)[1] < len(body)
-
-
-def _goes_on(question: str) -> str:
-    """The new words of a follow-up that is not a sentence; "" of other questions."""
-    found = _GOES_ON.match(question)
-    rest = question[found.end() :].strip(" ?!.") if found else ""
-    return "" if len(rest.split()) > _MOST_WORDS or _SENTENCE.search(rest) else rest
+    return " ".join(f"{body[:start]} {new} {body[end:]}".split()) + "?" if new else question
 
 
 def _in_place(rest: str, body: str) -> tuple[str, int, int]:
-    """The new words of a follow-up, and the part of the question that they replace: its end, if no
-    words of it are similar.
+    """The new words of a follow-up, and the part of the question that they replace; "" if no words
+    of it are similar.
     """
-    first, length = rest.split()[0].lower(), len(body)
+    first = rest.split()[0].lower()
     if _PREPOSITION.fullmatch(first):
         same = [one for one in _PREPOSITION.finditer(body) if one[0].lower() == first]
         if same:
             return rest, same[-1].start(), _phrase_end(body, same[-1].end())
-    code, one = _CODE.search(rest), _ONE.fullmatch(rest)
+    code = _CODE.search(rest)
     if code:
         like = [at for at in _CODE.finditer(body) if at[1].lower() == code[1].lower()]
         if like:
-            return code[0], *like[0].span()
-    named, capitals = [*_NAMED.finditer(body)], [*_CAPITAL.finditer(body)]
-    if one and named:  # "the green one" is the thing that was named last
-        return one[1], *named[-1].span()
-    inner = _prepositions(rest, 0, len(rest))
-    if _NAMED.match(rest) and inner:  # "the kettle of the mill" is like "the anchor of the barn"
-        for at in named:
-            verb = _SENTENCE.search(body, at.end())
-            end = verb.start() if verb else length
-            if _prepositions(body, at.start(), end) == inner:
-                return rest, at.start(), end
-    elif _NAMED.match(rest) and named:
-        start, words = named[0].start(), len(rest.split())
-        end = _phrase_end(body, named[0].end())
-        if len(body[start:end].split()) > words + 1:  # it says something about the thing, too
-            end = [*_WORDS.finditer(body, start)][words - 1].end()
-        return rest, start, end
+            return code[0], *like[-1].span()
+    capitals = [*_CAPITAL.finditer(body)]
     if rest[0].isupper() and capitals:
         return rest, *capitals[-1].span()
-    return rest, length, length
-
-
-def _prepositions(text: str, start: int, end: int) -> list[str]:
-    return [one[0].lower() for one in _PREPOSITION.finditer(text, start, end)]
+    return "", 0, 0
 
 
 def _phrase_end(body: str, start: int) -> int:
@@ -261,10 +223,18 @@ def _phrase_end(body: str, start: int) -> int:
 
 
 def leans(question: str) -> bool:
-    """Whether a question needs the one before it: it refers to something ("How loud is it?"), or is
-    very short.
+    """Whether a question needs the one before it: it refers to something ("How loud is it?"), is
+    not a sentence ("And the planks?"), or is very short.
     """
-    return bool(_REFERS.search(question)) or len(question.split()) <= _FEW_WORDS
+    few = len(question.split()) <= _FEW_WORDS
+    return few or bool(_REFERS.search(question) or _fragment(question))
+
+
+def _fragment(question: str) -> str:
+    """The new words of a follow-up that is not a sentence; "" of other questions."""
+    found = _GOES_ON.match(question)
+    rest = question[found.end() :].strip(" ?!.") if found else ""
+    return "" if len(rest.split()) > _MOST_WORDS or _SENTENCE.search(rest) else rest
 
 
 def _without_frame(message: str) -> str:

