@@ -132,7 +132,8 @@ def main() -> None:
         same = (reader.signature.digest.hex(), reader.keeps.digest, options.planted)
         with memory_of(reader, work / f"memory-{_digest(*same)}", plan, questions) as store:
             asking = Asking(reader, store, plan.documents, work, tuned)
-            file = work / f"rows-{_digest(*same, reader.lookup, reader.gate, tuned)}.jsonl"
+            judged = reader.lookup, reader.gate, reader.refusal, tuned
+            file = work / f"rows-{_digest(*same, *judged)}.jsonl"
             rows = ask_all(asking, questions, options.methods, file, options.seed)
     for length in options.lengths:
         print("\n" + answers(rows, length, options.methods))
