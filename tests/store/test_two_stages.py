@@ -122,6 +122,17 @@ def test_a_rare_word_adds_passages_that_the_lists_miss(memory: MemoryStore) -> N
                 assert place == document and (document, block, block + 1) in short.scope
 
 
+def test_blocks_around_the_best_one_of_the_question_before_are_proposed(
+    memory: MemoryStore,
+) -> None:
+    whole, (rows, weights) = everything(memory), asked(0)
+    document = whole[3][0]
+    short = memory.retrieval.shortlist(rows, weights, whole, near=(document, 290))
+    assert {(document, block, block + 1) for block in range(34, EACH)} <= {*short.scope}
+    expected = exact(memory, 0, whole)[numbers(short.scope, whole)]
+    torch.testing.assert_close(weights @ short.token_maxima(rows, short.scope), expected)
+
+
 def test_nothing_outside_a_scope_is_proposed(memory: MemoryStore) -> None:
     whole = everything(memory)
     scope = [whole[2], whole[0]]  # in another order than they are stored in

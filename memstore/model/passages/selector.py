@@ -278,16 +278,22 @@ class Scored(NamedTuple):
         return self._replace(scores=scores - kept, alike=_ALIKE + same + _NEXT)
 
 
-def score_blocks(selector: Selector, query: Query, store: MemoryStore, scope: Scope) -> Scored:
-    """Score the blocks of a scope: all of them, or a shortlist of a large scope. Raises what
-    Retrieval's lookups raise.
+def score_blocks(
+    selector: Selector,
+    query: Query,
+    store: MemoryStore,
+    scope: Scope,
+    near: tuple[int, int] | None = None,
+) -> Scored:
+    """Score the blocks of a scope: all of them, or a shortlist of a large scope. near: see
+    Retrieval.shortlist. Raises what Retrieval's lookups raise.
     """
     learned, weight, short = selector.learned, selector.word_weight, None
     # the best blocks are among those whose sum over rows of weight times the greatest product with
     # their landmarks is high, unless words decide, too
     if learned is not None and weight <= _LITTLE:
         beside = WordsBeside(query.words, weight) if weight else None
-        short = store.retrieval.shortlist(*query.rows(learned), scope, beside)
+        short = store.retrieval.shortlist(*query.rows(learned), scope, beside, near)
     found: Found
     if short is None:
         selected = store.retrieval.selected

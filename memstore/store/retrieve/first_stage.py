@@ -31,6 +31,7 @@ from memstore.index.word_index import RareBlocks, WordIndex, WordsBeside
 
 PAYING = 1 << 21  # tokens of a scope above which two stages are faster than one
 PROPOSED = 600, 5000  # passages of the lists that are scored exactly: least, most
+_AROUND = 256  # of the document of the question before: passages scored on either side of its best
 
 _NEW = 1 / 4  # lists are rebuilt when new tokens exceed this fraction of the tokens in lists
 _AT_ONCE = 1 << 18  # tokens of documents that are read in one transaction
@@ -236,7 +237,12 @@ class ListedPassages:
         return _Scope(inside, tokens, at, order, rest)
 
     def shortlist(
-        self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None
+        self,
+        q: Tensor,
+        weights: Tensor,
+        scope: Scope,
+        beside: WordsBeside | None,
+        near: tuple[int, int] | None,
     ) -> "Shortlist | None":
         """See Retrieval.shortlist; None where the lists cover too few tokens to save time. Raises
         what a search of words raises.
@@ -256,6 +262,11 @@ class ListedPassages:
         if best is None:
             return None
         rows, deviation = best
+        place = None if near is None else within.at.get(near[0])
+        if near is not None and place is not None:
+            around = near[1] + np.arange(-_AROUND, _AROUND + 1)
+            around = around[(around >= 0) & (around < self._blocks[place])]
+            rows = np.union1d(rows, self._starts[place] + around)
         at = np.searchsorted(self._starts, rows, "right") - 1
         places = zip(within.order[at].tolist(), (rows - self._starts[at]).tolist(), rows.tolist())
         runs = [(place, (scope[place][0], block, block + 1), row) for place, block, row in places]
