@@ -76,14 +76,14 @@ def open_memory(
                 raise
             _check_free(expanded(path))  # before a model is loaded
             reader = loaded or reader_named(named or default_name(), compute=compute)
-            store = MemoryStore.create(
-                path, reader.signature, codec=reader.codec, selector=reader.keeps, **opening
-            )
-            return Memory(reader, store)
-        if loaded is not None:
-            advice = "open it with its own model, or make a new memory"
-            loaded.signature.check_same(store.signature, str(path), advice)
-        reader = loaded or reader_of(store.signature, str(path), named, compute=compute)
+            new: dict[str, Any] = {"codec": reader.codec, "selector": reader.keeps}
+            store = MemoryStore.create(path, reader.signature, exist_ok=True, **new, **opening)
+            stack.enter_context(store)
+        else:
+            if loaded is not None:
+                advice = "open it with its own model, or make a new memory"
+                loaded.signature.check_same(store.signature, str(path), advice)
+            reader = loaded or reader_of(store.signature, str(path), named, compute=compute)
         reader.check(store)
         stack.pop_all()
         return Memory(reader, store)

@@ -173,7 +173,8 @@ def import_(
         deque(exported.parts(), maxlen=0)  # so that a bad file makes no memory
         check_name(head.document.name if name is None else name)
         codec = head.document.codec or "zstd"
-        memory = MemoryStore.create(store, head.signature, codec=codec, selector=head.selector)
+        new: dict[str, Any] = {"codec": codec, "selector": head.selector, "exist_ok": True}
+        memory = MemoryStore.create(store, head.signature, **new)
     with memory:
         document = import_document(memory, file, name)
     console.result({"imported": document.told()}, console.described(document, "imported"), as_json)

@@ -17,7 +17,7 @@ import typer
 
 from memstore.cli import console
 from memstore.compute import Compute
-from memstore.errors import MemoryExists, MemoryLocked, MemoryNotFound
+from memstore.errors import MemoryNotFound
 from memstore.share.object_store import without_credentials
 from memstore.share.publication_options import is_url
 
@@ -309,11 +309,9 @@ def opened(
         model = new_model(store, model_options)
         new = {"codec": model.codec, "selector": model.keeps, **_some(new)}
         options = on_device(options, model_options.device)
-        try:
-            created = MemoryStore.create(store, model.signature, **new, **options)
-        except (MemoryExists, MemoryLocked):  # another process made it during the load
-            created = MemoryStore.open(store, model.signature, **options)
-        with created as memory:
+        new |= {"exist_ok": True}  # another process may have made it during the load
+        with MemoryStore.create(store, model.signature, **new, **options) as memory:
+            model.check(memory)
             yield model, memory
         return
     options = on_device(options, model_options.device)

@@ -118,7 +118,11 @@ def pull(
         memory = MemoryStore.open(store)
     except MemoryNotFound:
         memory = MemoryStore.create(
-            store, manifest.signature, codec=manifest.codec, selector=manifest.selector
+            store,
+            manifest.signature,
+            codec=manifest.codec,
+            selector=manifest.selector,
+            exist_ok=True,
         )
     documents = []
     with memory, console.working("pulling", "documents") as show:

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +25,14 @@ from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.runs import IndexSpec
 from memstore.disk.tables.texts import Passage, TokenSpan
-from memstore.errors import InvalidInput, MemoryClosed, MemoryLocked, ReadOnlyMemory
+from memstore.errors import (
+    InvalidInput,
+    MemoryClosed,
+    MemoryExists,
+    MemoryLocked,
+    MemoryNotFound,
+    ReadOnlyMemory,
+)
 from memstore.share.publication_options import is_url
 from memstore.store.committed import (
     Committed,
@@ -43,6 +51,8 @@ if TYPE_CHECKING:  # imported where used: most commands need neither these modul
     from memstore.store.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.slots import Lease
+
+_MAKING = 10.0  # most seconds in which another process makes an empty memory
 
 Names = Sequence[str] | Callable[[], Sequence[str]] | None
 """Names of documents, or a function that returns them; None: every ready document."""
@@ -75,20 +85,33 @@ class MemoryStore(Closing):
         *,
         codec: str = "zstd",
         selector: IndexSpec | None = None,
+        exist_ok: bool = False,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """Make a memory for the model with this signature, in a directory that is absent or empty.
 
         codec: "zstd" or "raw" (lossless), or "int8" (see disk/format/codec.py). selector: the data
-        that a selector searches by; None for landmark keys of the model's own layers. options:
-        see OpenOptions.
+        that a selector searches by; None for landmark keys of the model's own layers. exist_ok:
+        open a memory of this model that another process made. options: see OpenOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
         check_open_options(options, signature)  # before anything is written
-        catalog = Catalog.create(path, signature, codec=codec, selector=selector)
-        return cls(catalog, **options)
+        began = time.monotonic()
+        while True:
+            try:
+                catalog = Catalog.create(path, signature, codec=codec, selector=selector)
+                return cls(catalog, **options)
+            except (MemoryExists, MemoryLocked):
+                if not exist_ok:
+                    raise
+            try:
+                return cls.open(path, signature, **options)
+            except MemoryNotFound:  # another process is making it
+                if time.monotonic() - began > _MAKING:
+                    raise
+                time.sleep(0.01)
 
     @classmethod
     def open(
