@@ -160,8 +160,9 @@ class Memory(Closing):
         """The ready documents, in the order in which they were added; where: only those whose
         labels have these values.
         """
-        rows = (row for row in self.store.documents() if row.state == "ready")
-        return [row for row in rows if _matches(row, where)]
+        if where is not None and not isinstance(where, Mapping):
+            raise InvalidInput(f"where must be a dict of labels, not {where!r}")
+        return [row for row in self.store.ready() if _matches(row, where)]
 
     def remove(self, *names: str, erase: bool = False) -> list[Document]:
         """Remove documents: see MemoryStore.forget. If a name is unknown, raises DocumentNotFound
@@ -208,7 +209,7 @@ class Memory(Closing):
         """Answer questions independently, decoding `together` of them at once: each step reads the
         model's weights once for all. Otherwise as `ask`.
         """
-        if isinstance(questions, str):
+        if isinstance(questions, str) or not isinstance(questions, Iterable):
             raise InvalidInput("ask_many takes several questions, as in a list; `ask` takes one")
         return self.reader.ask_many(
             questions,
@@ -261,16 +262,13 @@ class Memory(Closing):
         """The names of the documents to ask; None for all."""
         if isinstance(documents, str):
             documents = [documents]
-        if documents is not None and not documents:
+        named = None if documents is None else [row.name for row in self.store.ready(documents)]
+        if named == []:
             raise InvalidInput("no document is named; None asks all of them")
         if where is None:
-            return documents
-        if not isinstance(where, Mapping):
-            raise InvalidInput(f"where must be a dict of labels, not {where!r}")
-        found = [row.name for row in self.documents(where)]
-        if documents is not None:
-            labelled = {*found}
-            found = [row.name for row in self.store.ready(documents) if row.name in labelled]
+            return named
+        labelled = {row.name: row for row in self.documents(where)}
+        found = [name for name in labelled if named is None or name in named]
         if not found:
             known = sorted({name for row in self.documents() for name in row.labels})
             there = f"; labels of this memory: {', '.join(known)}" if known else ""

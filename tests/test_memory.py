@@ -146,17 +146,28 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
     ("ask", "said"),
     [
         (lambda memory: memory.ask("Who?", documents=[]), "None asks all"),
+        (lambda memory: memory.ask("Who?", documents=5), "documents is 5; give a list of names"),
         (lambda memory: memory.ask("Who?", max_tokens=5), "max_new_tokens"),
         (lambda memory: memory.ask("Who?", where="year"), "where must be a dict of labels"),
         (lambda memory: memory.ask("Who?", where={"yaer": 1}), "author, year"),
         (lambda memory: memory.search("Who?", documents=["x"], where={}), "no document 'x'"),
+        (lambda memory: memory.documents(5), "where must be a dict of labels"),
         (lambda memory: memory.ask_many("Who?"), "in a list"),
+        (lambda memory: memory.ask_many(5), "in a list"),
+        (lambda memory: memory.ask_many(["Who?"], together=1.5), "together must be at least 1"),
+        (lambda memory: memory.remove(["diary"]), r"name is a str, not \['diary'\]"),
+        (lambda memory: memory.remove(memory.documents()[0].id), r"a str, not \d"),
+        (lambda memory: memory.publish(5), "5: not a URL"),
+        (lambda memory: memory.add(text="Open.", name=5), "name is a str, not 5"),
         (lambda memory: memory.add(None), "give a path"),
         (lambda memory: memory.add(b"The gate is open."), r"text=data\.decode\(\)"),
         (lambda memory: memory.add([b"diary.txt"]), r"not b'diary.txt'; .*data\.decode"),
         (lambda memory: memory.add(text=b"Open.", name="x"), "not bytes: decode it"),
         (lambda memory: memory.add(path for path in [100]), "not 100;"),
         (lambda memory: memory.add("The gate is open. " * 99), "cannot read The gate .* too long"),
+        (lambda memory: memstore.open(5), "a path is a str .* not 5"),
+        (lambda memory: memstore.open("a\0b"), "a path is a str .* without NUL"),
+        (lambda memory: memstore.wrap(5, 5), r"5 is no model; call wrap\(model"),
         (lambda memory: memstore.open(memory.store.path, model=object()), "memstore.wrap"),
         (lambda memory: memstore.open(memory.store.path, options={"cach": 1}), "local_cache"),
         (lambda memory: memstore.open(memory.store.path, options={"host_budget": "1"}), "number"),
@@ -185,6 +196,7 @@ def test_labels_select_the_documents_to_ask(path: Path) -> None:
         memory.add(text="The combination of the lime barn is 1111. " * 4, name="forged")
         assert [row.name for row in memory.documents({"year": 1921})] == ["diary"]
         assert memory.ask(BARN, where={"author": "nobody"}).text == "4467"
+        assert memory.ask(BARN, documents=(name for name in ["diary"])).text == "4467"
         found = memory.search("lime barn", where={"author": "nobody"}, top_k=9)
         assert {source.document for source in found} == {"diary"}
         for ask in (memory.ask, memory.search):

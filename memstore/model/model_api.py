@@ -131,8 +131,7 @@ class ModelAPI(ModelAdapter):
         model's weights once for all. If two next tokens have nearly equal logits, an answer can
         differ from that of `ask`. Seconds and tiers of an answer are those of its batch.
         """
-        if together < 1:
-            raise InvalidInput(f"together must be at least 1, is {together!r}")
+        _check_count("together", together)
         store.ready(documents, to="ask")
         lookup, answering = _split(options)
         answers: list[Answer] = []
@@ -165,8 +164,7 @@ class ModelAPI(ModelAdapter):
         empty phrase, a number below 1 or no ready document, DocumentNotFound.
         """
         _check_phrase("phrase", phrase)
-        if not isinstance(top_k, Integral) or top_k < 1:
-            raise InvalidInput(f"top_k must be at least 1, is {top_k!r}")
+        _check_count("top_k", top_k)
 
         def found() -> Matches:
             searched = {document.id: document for document in store.ready(documents, to="search")}
@@ -319,6 +317,11 @@ def _check_phrase(what: str, text: str) -> None:
         raise InvalidInput(f"the {what} must be text, is {text!r}")
     if not text.strip():
         raise InvalidInput(f"the {what} is empty; write at least one word")
+
+
+def _check_count(what: str, number: int) -> None:
+    if not isinstance(number, Integral) or number < 1:
+        raise InvalidInput(f"{what} must be at least 1, is {number!r}")
 
 
 def _ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: Any) -> list[Answer]:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -305,8 +305,8 @@ class MemoryStore(Closing):
                     f"the memory holds no finished document to {to}; run ingest first"
                 )
             return found
-        if isinstance(names, str):  # or each letter would count as a name
-            raise InvalidInput(f"documents is a string; give a list of names: [{names!r}]")
+        if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+            raise InvalidInput(f"documents is {names!r}; give a list of names, as ['a.txt']")
         found = [self.document(name) for name in dict.fromkeys(names)]
         for document in found:
             if document.state != "ready":
@@ -425,7 +425,7 @@ class MemoryStore(Closing):
         catalog = committed.catalog
         with committed.writing(name):
             document = self.document(name)
-            numbers = [row.id for row in committed.named(name)]  # unfinished rows, too
+            numbers = [row.id for row in self._named(name)]  # unfinished rows, too
 
             def work(txn: Transaction) -> None:
                 for number in numbers:
@@ -481,6 +481,8 @@ class MemoryStore(Closing):
             self.committed.follow()
 
     def _named(self, name: str) -> list[Document]:
+        if not isinstance(name, str):
+            raise InvalidInput(f"a document's name is a str, not {name!r:.50}")
         self._refresh()
         return self.committed.named(name)
 
