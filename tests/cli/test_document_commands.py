@@ -81,9 +81,11 @@ def test_files_that_are_not_exports_are_refused(store: Path, tmp_path: Path, sto
     refused(run("import", story, "--store", tmp_path / "new"), "story")
     refused(run("import", tmp_path / "none", "--store", tmp_path / "new"), "none")
     assert not (tmp_path / "new").exists()
-    file = tmp_path / "story.memstore"
+    file = tmp_path / "my; story.memstore"
     assert run("export", "story", file, "--store", store).status == 0
-    file.write_bytes(file.read_bytes()[:-50])
-    refused(run("import", file, "--store", store, "--name", "again"), "story.memstore")
+    whole = file.read_bytes()
+    for damaged, why in ((whole[:-50], ""), (whole[:500] + b"?!" + whole[502:], "wrong checksum)")):
+        file.write_bytes(damaged)
+        refused(run("import", file, "--store", store, "--name", "again"), "my; story.memstore", why)
     refused(run("export", "story", tmp_path / "no" / "where", "--store", store), "where")
     intact(store, "story")
