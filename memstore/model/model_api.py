@@ -192,7 +192,7 @@ class Chat:
         """trace: the session's OnRead. documents: those that the session searches."""
         self.session, self.trace = session, trace
         self._reader, self._documents, self._asked = reader, documents, False
-        # generates the answer's tokens, while it does
+        # generates the tokens of the last answer
         self.continuation: Continuation | None = None
         self.prompt_tokens = 0  # read before the first token of the last answer
 
@@ -209,7 +209,6 @@ class Chat:
         chosen = self._reader.answering.changed(**settings)
         _check_phrase("question", question)
         session, trace, store = self.session, self.trace, self.session.store
-        before = session.read_tokens
 
         def ask() -> Any:
             if self._asked:
@@ -219,6 +218,9 @@ class Chat:
 
         trace.begin(session)
         with trace.step():
+            if self.continuation is not None:
+                self.continuation.end()
+            before = session.read_tokens
             state = _repeated(ask, lambda: session.read_tokens == before)
         self.prompt_tokens = session.read_tokens
         said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
@@ -245,7 +247,6 @@ class Chat:
             if piece and chosen.on_text:
                 chosen.on_text(piece)
             yield piece
-        self.continuation = None
         if rest := said.rest():
             if chosen.on_text:
                 chosen.on_text(rest)

@@ -158,6 +158,7 @@ def test_a_later_turn_chooses_again_and_depends_on_earlier_turns(reader, store):
     with reader.chat(store) as chat:
         first = chat.ask(QUESTION, max_new_tokens=2)
         second = chat.ask("And the red kettle of the mill?", max_new_tokens=2)
+        assert str(first.tokens)[1:-1] in str(chat.session._local.ids)  # with the last of them
     assert "copper anchor of the orchard" in first.sources[0].text
     assert "red kettle of the mill" in second.sources[0].text
     alone = reader.ask("And the red kettle of the mill?", store, max_new_tokens=2)
