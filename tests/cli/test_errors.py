@@ -110,8 +110,9 @@ def test_a_closed_pipe_is_no_error(store: Path) -> None:
         assert process.wait() in (0, 1)
 
 
-def test_a_full_device_as_stdout_is_reported(store: Path) -> None:
+@pytest.mark.parametrize("ls", [["ls"], ["ls", "--json"]])
+def test_a_full_device_as_stdout_is_reported(store: Path, ls: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        process = start("ls", "--store", store, fresh=True, stdout=full, stderr=subprocess.PIPE)
+        process = start(*ls, "--store", store, fresh=True, stdout=full, stderr=subprocess.PIPE)
         _, err = process.communicate()
     assert process.returncode == 1 and err.startswith("error: ") and err.count("\n") == 1
