@@ -10,6 +10,7 @@ import pytest
 
 import memstore
 from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
+from memstore.model.model_api import Detokenizer
 from memstore.store.open_options import OpenOptions
 from memstore.store.transfer import export_document, import_document, pull_document
 from support.diary import DIARY
@@ -231,6 +232,11 @@ def test_a_stream_gives_whole_characters_and_then_the_answer(tmp_path: Path) -> 
         whole = memory.ask(question, **how).text
         assert all(said) and "".join(said) == whole == pieces.answer.text
         assert len(whole) < len(whole.encode()) and len(said) > 5
+        cut = Detokenizer(memory.reader.tokenizer)
+        assert (
+            "".join(map(cut.add, memory.reader.tokenizer.encode("310 €")[:-1])) + cut.rest()
+            == "310"
+        )
         with memory.stream(question) as pieces:
             next(pieces)  # left early: the memory answers on
         assert memory.ask(question).text == memory.ask(question).text

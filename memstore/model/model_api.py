@@ -366,8 +366,8 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """The whole text, if no token follows."""
-        text = self._text.strip()
+        """The whole text, if no token follows; without the first bytes of a character."""
+        text = self._text.rstrip("\ufffd").strip()
         return text.removesuffix(".") if self._sentence else text
 
     def add(self, token: int) -> str:
