@@ -61,10 +61,7 @@ def open_memory(
     """
     loaded = None if model is None or isinstance(model, str | Path) else model
     if loaded is not None and not isinstance(loaded, ModelAPI):
-        raise InvalidInput(
-            f"a {type(loaded).__name__} is not a model of memstore; memstore.wrap(model, "
-            "tokenizer) makes one of a transformers model"
-        )
+        raise InvalidInput(f"{loaded!r:.40} is no model; memstore.wrap(model, tokenizer) makes one")
     named = model if isinstance(model, str | Path) else None
     opening = on_device(options or {}, device if loaded is None else str(loaded.device))
     compute = Compute(device, dtype, weights)
@@ -193,9 +190,8 @@ class Memory(Closing):
         Raises InvalidInput (an empty question, a setting out of range, nothing to ask),
         DocumentNotFound.
         """
-        return self.reader.ask(
-            question, self.store, documents=self._scope(documents, where), **options
-        )
+        scope = self._scope(documents, where)
+        return self.reader.ask(question, self.store, documents=scope, **options)
 
     def ask_many(
         self,
@@ -211,12 +207,9 @@ class Memory(Closing):
         """
         if isinstance(questions, str) or not isinstance(questions, Iterable):
             raise InvalidInput("ask_many takes several questions, as in a list; `ask` takes one")
+        scope = self._scope(documents, where)
         return self.reader.ask_many(
-            questions,
-            self.store,
-            documents=self._scope(documents, where),
-            together=together,
-            **options,
+            questions, self.store, documents=scope, together=together, **options
         )
 
     def stream(
@@ -321,21 +314,14 @@ class AnswerStream(Closing, Iterator[str]):
         return self._answer
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        return next(filter(None, self._pieces))
 
     def close(self) -> None:
         """Stop generating."""
         self._pieces.close()
 
     def _run(self, steps: Generator[str, None, Answer]) -> Generator[str, None, None]:
-        try:
-            while True:
-                if piece := next(steps):
-                    yield piece
-        except StopIteration as end:
-            self._answer = end.value
-        finally:
-            steps.close()
+        self._answer = yield from steps
 
 
 def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:
@@ -346,8 +332,7 @@ def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:
     for path in listed:
         if not isinstance(path, str | PathLike):
             raise InvalidInput(
-                f"a path is a str or a pathlib.Path, not {path!r:.50}; write bytes to a file, or "
-                "give those of a text as text=data.decode()"
+                f"a path is a str or a Path, not {path!r:.50}; of bytes give text=data.decode()"
             )
     return [fspath(path) for path in listed]
 
@@ -359,9 +344,7 @@ def _check_labels(labels: object) -> None:
         for name, value in labels.items()
     )
     if not plain:
-        raise InvalidInput(
-            f"labels must map names to text, numbers, booleans or None, not {labels!r}"
-        )
+        raise InvalidInput(f"labels must map names to plain values, not {labels!r:.50}")
 
 
 def _matches(document: Document, where: Labels | None) -> bool:

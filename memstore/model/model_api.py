@@ -131,7 +131,8 @@ class ModelAPI(ModelAdapter):
         model's weights once for all. If two next tokens have nearly equal logits, an answer can
         differ from that of `ask`. Seconds and tiers of an answer are those of its batch.
         """
-        _check_count("together", together)
+        if not isinstance(together, Integral) or together < 1:
+            raise InvalidInput(f"together must be at least 1, is {together!r}")
         store.ready(documents, to="ask")
         lookup, answering = _split(options)
         answers: list[Answer] = []
@@ -164,7 +165,8 @@ class ModelAPI(ModelAdapter):
         empty phrase, a number below 1 or no ready document, DocumentNotFound.
         """
         _check_phrase("phrase", phrase)
-        _check_count("top_k", top_k)
+        if not isinstance(top_k, Integral) or top_k < 1:
+            raise InvalidInput(f"top_k must be at least 1, is {top_k!r}")
 
         def found() -> Matches:
             searched = {document.id: document for document in store.ready(documents, to="search")}
@@ -218,9 +220,9 @@ class Chat:
 
         trace.begin(session)
         with trace.step():
-            if self.continuation is not None:
-                self.continuation.end()
-            before = session.read_tokens
+            if self.continuation is not None and self.continuation.last is not None:
+                session.read_token(self.continuation.last)  # which no other followed
+            self.continuation, before = None, session.read_tokens
             state = _repeated(ask, lambda: session.read_tokens == before)
         self.prompt_tokens = session.read_tokens
         said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
@@ -318,11 +320,6 @@ def _check_phrase(what: str, text: str) -> None:
         raise InvalidInput(f"the {what} must be text, is {text!r}")
     if not text.strip():
         raise InvalidInput(f"the {what} is empty; write at least one word")
-
-
-def _check_count(what: str, number: int) -> None:
-    if not isinstance(number, Integral) or number < 1:
-        raise InvalidInput(f"{what} must be at least 1, is {number!r}")
 
 
 def _ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: Any) -> list[Answer]:

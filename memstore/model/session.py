@@ -89,12 +89,6 @@ class Continuation(Iterator[int]):
         """Generate no more tokens."""
         self._left, self.stopped = 0, True
 
-    def end(self) -> None:
-        """Read the last token, which no other follows, for the session's next turn."""
-        last, self.last = self.last, None
-        if last is not None:
-            self.session.read_token(last)
-
     @property
     def pending(self) -> int | None:
         """The token to read before the next one; None before the first token and after the last."""

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -51,8 +52,6 @@ if TYPE_CHECKING:  # imported where used: most commands need neither these modul
     from memstore.store.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.slots import Lease
-
-_MAKING = 10.0  # most seconds in which another process makes an empty memory
 
 Names = Sequence[str] | Callable[[], Sequence[str]] | None
 """Names of documents, or a function that returns them; None: every ready document."""
@@ -98,7 +97,6 @@ class MemoryStore(Closing):
         BudgetExceeded.
         """
         check_open_options(options, signature)  # before anything is written
-        began = time.monotonic()
         while True:
             try:
                 catalog = Catalog.create(path, signature, codec=codec, selector=selector)
@@ -106,12 +104,9 @@ class MemoryStore(Closing):
             except (MemoryExists, MemoryLocked):
                 if not exist_ok:
                     raise
-            try:
+            with suppress(MemoryNotFound):
                 return cls.open(path, signature, **options)
-            except MemoryNotFound:  # another process is making it
-                if time.monotonic() - began > _MAKING:
-                    raise
-                time.sleep(0.01)
+            time.sleep(0.01)  # another process is making it
 
     @classmethod
     def open(
