@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import memstore
-from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
+from memstore.errors import DocumentNotFound, InvalidInput, MemstoreError, WrongModel
 from memstore.model.model_api import Detokenizer
 from memstore.store.open_options import OpenOptions
 from memstore.store.transfer import export_document, import_document, pull_document
@@ -79,9 +79,7 @@ def test_a_tilde_is_the_home_directory(
         (document,) = memory.add("~/diary.txt")
         export_document(memory.store, "diary.txt", "~/diary.memstore")
         memory.remove("diary.txt")
-        assert (
-            import_document(memory.store, "~/diary.memstore").name == document.name == "diary.txt"
-        )
+        assert import_document(memory.store, "~/diary.memstore").name == document.name
         memory.publish("file://~/published")
     monkeypatch.setenv("MEMSTORE_MODEL", "~/model")
     with memstore.open("~/new", device="cpu") as memory:
@@ -156,7 +154,6 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
         (lambda memory: memory.ask_many("Who?"), "in a list"),
         (lambda memory: memory.ask_many(5), "in a list"),
         (lambda memory: memory.ask_many(["Who?"], together=1.5), "together must be at least 1"),
-        (lambda memory: memory.remove(["diary"]), r"name is a str, not \['diary'\]"),
         (lambda memory: memory.remove(memory.documents()[0].id), r"a str, not \d"),
         (lambda memory: memory.publish(5), "5: not a URL"),
         (lambda memory: memory.add(text="Open.", name=5), "name is a str, not 5"),
@@ -167,7 +164,6 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
         (lambda memory: memory.add(path for path in [100]), "not 100;"),
         (lambda memory: memory.add("The gate is open. " * 99), "cannot read The gate .* too long"),
         (lambda memory: memstore.open(5), "a path is a str .* not 5"),
-        (lambda memory: memstore.open("a\0b"), "a path is a str .* without NUL"),
         (lambda memory: memstore.wrap(5, 5), r"5 is no model; call wrap\(model"),
         (lambda memory: memstore.open(memory.store.path, model=object()), "memstore.wrap"),
         (lambda memory: memstore.open(memory.store.path, options={"cach": 1}), "local_cache"),
@@ -176,10 +172,7 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
     ],
 )
 def test_misuse_of_the_python_api_is_explained(path: Path, ask: Any, said: str) -> None:
-    with (
-        memstore.open(path, device="cpu") as memory,
-        pytest.raises(memstore.MemstoreError, match=said),
-    ):
+    with memstore.open(path, device="cpu") as memory, pytest.raises(MemstoreError, match=said):
         ask(memory)
 
 
@@ -232,11 +225,8 @@ def test_a_stream_gives_whole_characters_and_then_the_answer(tmp_path: Path) -> 
         whole = memory.ask(question, **how).text
         assert all(said) and "".join(said) == whole == pieces.answer.text
         assert len(whole) < len(whole.encode()) and len(said) > 5
-        cut = Detokenizer(memory.reader.tokenizer)
-        assert (
-            "".join(map(cut.add, memory.reader.tokenizer.encode("310 €")[:-1])) + cut.rest()
-            == "310"
-        )
+        cut, ids = Detokenizer(memory.reader.tokenizer), memory.reader.tokenizer.encode("310 €")
+        assert "".join(map(cut.add, ids[:-1])) + cut.rest() == "310"
         with memory.stream(question) as pieces:
             next(pieces)  # left early: the memory answers on
         assert memory.ask(question).text == memory.ask(question).text
@@ -263,10 +253,8 @@ def test_threads_spin_briefly_unless_a_user_says_how(
     names = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
     env = {name: value for name, value in os.environ.items() if name not in names} | given
     code = "import memstore, os; print(os.environ.get('GOMP_SPINCOUNT'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == f"{spins}\n"
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env, text=True)
+    assert said == f"{spins}\n"
 
 
 def test_a_model_on_a_device_has_its_blocks_there(tmp_path: Path) -> None:

@@ -172,9 +172,8 @@ def import_(
     except MemoryNotFound:
         deque(exported.parts(), maxlen=0)  # so that a bad file makes no memory
         check_name(head.document.name if name is None else name)
-        codec = head.document.codec or "zstd"
-        new: dict[str, Any] = {"codec": codec, "selector": head.selector, "exist_ok": True}
-        memory = MemoryStore.create(store, head.signature, **new)
+        new: dict[str, Any] = {"codec": head.document.codec or "zstd", "selector": head.selector}
+        memory = MemoryStore.create(store, head.signature, exist_ok=True, **new)
     with memory:
         document = import_document(memory, file, name)
     console.result({"imported": document.told()}, console.described(document, "imported"), as_json)

@@ -96,24 +96,18 @@ def test_notes_and_labels_of_documents_are_reported(tmp_path: Path, store: Path)
 
 
 def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "binary.txt").write_bytes(b"abc\0def")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "binary").write_bytes(b"abc\0def")
     os.mkfifo(tmp_path / "pipe")
-    for name, word in [
-        ("none.txt", "does not exist"),
-        ("empty.txt", "empty"),
-        ("binary.txt", "binary"),
-        ("pipe", "regular"),
-    ]:
+    words = {"none": "does not exist", "empty": "empty", "binary": "binary", "pipe": "regular"}
+    for name, word in words.items():
         refused(run("ingest", tmp_path / name, "--store", store), word)
         refused(run("ingest", tmp_path / name, "--store", tmp_path / "new"), word)
     assert not (tmp_path / "new").exists()
     intact(store, "story")
 
 
-def test_a_name_taken_by_another_content_is_refused(
-    store: Path, tmp_path: Path, story: Path
-) -> None:
+def test_a_name_taken_by_another_content_is_refused(store: Path, story: Path) -> None:
     story.write_text(OTHER)
     refused(run("ingest", story, "--store", store), "story", "replace")
     intact(store, "story")

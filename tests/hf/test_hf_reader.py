@@ -314,7 +314,9 @@ def test_a_memory_found_by_words_needs_no_index(tmp_path):
         done = CliRunner().invoke(app, [*given, *arguments])
         return done.exit_code, done.output
 
-    assert command("ingest", str(tmp_path / "text.txt"))[0] == 0
+    assert ", as text, " in command("ingest", str(tmp_path / "text.txt"))[1]
+    for shows in ("ls", "stats"):
+        assert "  as text" in CliRunner().invoke(app, [shows, *arguments[:2]]).output
     reader = load_reader(str(tmp_path / "model"))
     with MemoryStore.open(tmp_path / "m", reader.signature, read_only=True) as made:
         assert made.codec == reader.codec == "int8"

@@ -217,14 +217,6 @@ def test_a_model_whose_keys_cannot_be_stored_leaves_no_memory(
     )
 
 
-def test_a_document_that_is_kept_as_text_is_shown_so(directory: Path, tmp_path: Path) -> None:
-    store = ("--store", tmp_path / "memory")
-    (book := tmp_path / "book.txt").write_text("The kettle is red. " * 9)
-    read = run("ingest", book, *store, "--model", directory, "--keep", "text").out
-    for shown in (read, run("ls", *store).out, run("stats", *store).out):
-        assert "as text" in shown and "0 bytes" not in shown
-
-
 def test_a_damaged_selector_can_be_made_again(directory: Path) -> None:
     reader = load_reader(directory, dtype=torch.float32)
     path = made_here(reader.made_for.weights)
