@@ -264,6 +264,7 @@ def _is_phatic(text: str) -> bool:
 # Misspelt words
 
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
+_LONGEST = 40  # letters: of a pasted key or page, words one edit away would fill the main memory
 
 
 def spelled(
@@ -282,7 +283,7 @@ def spelled(
     def corrected(found: re.Match[str]) -> str:
         word = found[0]
         lower = word.lower()
-        if is_common(word) or holding([lower])[0]:
+        if len(word) > _LONGEST or is_common(word) or holding([lower])[0]:
             return word
         others = one_edit_away(lower)
         counts = holding(others)
