@@ -114,7 +114,7 @@ _REQUESTS = _any(r"""
     tell, list, give, show, find, explain, describe, summari[sz]e, name, compare, define, look up,
     search, i wonder, i(?:'d| would)? (?:want|need|like) to (?:know|find|understand), i need
 """)
-_ASKS = re.compile(rf"(?:(?:and|but|so|also) )*{_PLEASE}{_REQUESTS}\b", re.I)
+_ASKS = re.compile(rf"(?:(?:and|but|so|also) )*+{_PLEASE}{_REQUESTS}\b", re.I)
 _QUESTION_MARK = re.compile(r"[?\u037e\u061f\uff1f][\"'\u2019\u201d\u00bb)\]*_\s!?]*$")
 _REFERS = _word("""
     it, its, they, them, their, he, she, him, his, her, hers, this, that, these, those, there, then,
