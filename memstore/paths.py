@@ -11,8 +11,8 @@ _POINTER, _POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024  # 
 def expanded(path: Path | str) -> Path:
     """A path with a leading ~ or ~user replaced by that user's home directory.
 
-    A shell does this only at the beginning of a word: not in --store=~/x, "~/x", Python or JSON.
-    Raises InvalidInput for what is no path.
+    A shell does this only at the beginning of a word: not in --store=~/x, Python or JSON. Raises
+    InvalidInput.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in str(path):
         raise InvalidInput(f"a path is a str or a pathlib.Path without NUL, not {path!r:.50}")

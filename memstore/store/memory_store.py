@@ -301,7 +301,7 @@ class MemoryStore(Closing):
                 )
             return found
         if isinstance(names, str | bytes) or not isinstance(names, Iterable):
-            raise InvalidInput(f"documents is {names!r}; give a list of names, as ['a.txt']")
+            raise InvalidInput(f"documents is {names!r}; give a list of names: ['{names}']")
         found = [self.document(name) for name in dict.fromkeys(names)]
         for document in found:
             if document.state != "ready":
