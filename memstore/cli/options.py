@@ -307,9 +307,8 @@ def opened(
         if not make:
             raise
         model = new_model(store, model_options)
-        new = {"codec": model.codec, "selector": model.keeps, **_some(new)}
+        new = {"codec": model.codec, "selector": model.keeps, "exist_ok": True, **_some(new)}
         options = on_device(options, model_options.device)
-        new |= {"exist_ok": True}  # another process may have made it during the load
         with MemoryStore.create(store, model.signature, **new, **options) as memory:
             model.check(memory)
             yield model, memory
