@@ -2,6 +2,7 @@
 message says in one line what to do.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -15,6 +16,11 @@ def install_extra(extra: str) -> str:
 
 class MemstoreError(Exception):
     """Base of every error this package raises on purpose."""
+
+    @property
+    def reason(self) -> str:
+        """The message without advice: what follows a semicolon, unless in a name or parentheses."""
+        return re.sub(r"; [^;')]*$", "", str(self))
 
 
 class InvalidInput(MemstoreError):

@@ -61,10 +61,7 @@ def open_memory(
     """
     loaded = None if model is None or isinstance(model, str | Path) else model
     if loaded is not None and not isinstance(loaded, ModelAPI):
-        raise InvalidInput(
-            f"a {type(loaded).__name__} is not a model of memstore; memstore.wrap(model, "
-            "tokenizer) makes one of a transformers model"
-        )
+        raise InvalidInput(f"{loaded!r:.40} is no model; memstore.wrap(model, tokenizer) makes one")
     named = model if isinstance(model, str | Path) else None
     opening = on_device(options or {}, device if loaded is None else str(loaded.device))
     compute = Compute(device, dtype, weights)
@@ -76,14 +73,14 @@ def open_memory(
                 raise
             _check_free(expanded(path))  # before a model is loaded
             reader = loaded or reader_named(named or default_name(), compute=compute)
-            store = MemoryStore.create(
-                path, reader.signature, codec=reader.codec, selector=reader.keeps, **opening
-            )
-            return Memory(reader, store)
-        if loaded is not None:
-            advice = "open it with its own model, or make a new memory"
-            loaded.signature.check_same(store.signature, str(path), advice)
-        reader = loaded or reader_of(store.signature, str(path), named, compute=compute)
+            new: dict[str, Any] = {"codec": reader.codec, "selector": reader.keeps}
+            store = MemoryStore.create(path, reader.signature, exist_ok=True, **new, **opening)
+            stack.enter_context(store)
+        else:
+            if loaded is not None:
+                advice = "open it with its own model, or make a new memory"
+                loaded.signature.check_same(store.signature, str(path), advice)
+            reader = loaded or reader_of(store.signature, str(path), named, compute=compute)
         reader.check(store)
         stack.pop_all()
         return Memory(reader, store)
@@ -160,8 +157,9 @@ class Memory(Closing):
         """The ready documents, in the order in which they were added; where: only those whose
         labels have these values.
         """
-        rows = (row for row in self.store.documents() if row.state == "ready")
-        return [row for row in rows if _matches(row, where)]
+        if where is not None and not isinstance(where, Mapping):
+            raise InvalidInput(f"where must be a dict of labels, not {where!r}")
+        return [row for row in self.store.ready() if _matches(row, where)]
 
     def remove(self, *names: str, erase: bool = False) -> list[Document]:
         """Remove documents: see MemoryStore.forget. If a name is unknown, raises DocumentNotFound
@@ -192,9 +190,8 @@ class Memory(Closing):
         Raises InvalidInput (an empty question, a setting out of range, nothing to ask),
         DocumentNotFound.
         """
-        return self.reader.ask(
-            question, self.store, documents=self._scope(documents, where), **options
-        )
+        scope = self._scope(documents, where)
+        return self.reader.ask(question, self.store, documents=scope, **options)
 
     def ask_many(
         self,
@@ -208,14 +205,11 @@ class Memory(Closing):
         """Answer questions independently, decoding `together` of them at once: each step reads the
         model's weights once for all. Otherwise as `ask`.
         """
-        if isinstance(questions, str):
+        if isinstance(questions, str) or not isinstance(questions, Iterable):
             raise InvalidInput("ask_many takes several questions, as in a list; `ask` takes one")
+        scope = self._scope(documents, where)
         return self.reader.ask_many(
-            questions,
-            self.store,
-            documents=self._scope(documents, where),
-            together=together,
-            **options,
+            questions, self.store, documents=scope, together=together, **options
         )
 
     def stream(
@@ -261,16 +255,13 @@ class Memory(Closing):
         """The names of the documents to ask; None for all."""
         if isinstance(documents, str):
             documents = [documents]
-        if documents is not None and not documents:
+        named = None if documents is None else [row.name for row in self.store.ready(documents)]
+        if named == []:
             raise InvalidInput("no document is named; None asks all of them")
         if where is None:
-            return documents
-        if not isinstance(where, Mapping):
-            raise InvalidInput(f"where must be a dict of labels, not {where!r}")
-        found = [row.name for row in self.documents(where)]
-        if documents is not None:
-            labelled = {*found}
-            found = [row.name for row in self.store.ready(documents) if row.name in labelled]
+            return named
+        labelled = {row.name: row for row in self.documents(where)}
+        found = [name for name in labelled if named is None or name in named]
         if not found:
             known = sorted({name for row in self.documents() for name in row.labels})
             there = f"; labels of this memory: {', '.join(known)}" if known else ""
@@ -323,21 +314,14 @@ class AnswerStream(Closing, Iterator[str]):
         return self._answer
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        return next(filter(None, self._pieces))
 
     def close(self) -> None:
         """Stop generating."""
         self._pieces.close()
 
     def _run(self, steps: Generator[str, None, Answer]) -> Generator[str, None, None]:
-        try:
-            while True:
-                if piece := next(steps):
-                    yield piece
-        except StopIteration as end:
-            self._answer = end.value
-        finally:
-            steps.close()
+        self._answer = yield from steps
 
 
 def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:
@@ -348,8 +332,7 @@ def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:
     for path in listed:
         if not isinstance(path, str | PathLike):
             raise InvalidInput(
-                f"a path is a str or a pathlib.Path, not {path!r:.50}; write bytes to a file, or "
-                "give those of a text as text=data.decode()"
+                f"a path is a str or a Path, not {path!r:.50}; of bytes give text=data.decode()"
             )
     return [fspath(path) for path in listed]
 
@@ -361,9 +344,7 @@ def _check_labels(labels: object) -> None:
         for name, value in labels.items()
     )
     if not plain:
-        raise InvalidInput(
-            f"labels must map names to text, numbers, booleans or None, not {labels!r}"
-        )
+        raise InvalidInput(f"labels must map names to plain values, not {labels!r:.50}")
 
 
 def _matches(document: Document, where: Labels | None) -> bool:

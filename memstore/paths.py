@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from memstore.errors import InvalidWeights
+from memstore.errors import InvalidInput, InvalidWeights
 
 _POINTER, _POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024  # of Git LFS
 
@@ -11,8 +11,11 @@ _POINTER, _POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024  # 
 def expanded(path: Path | str) -> Path:
     """A path with a leading ~ or ~user replaced by that user's home directory.
 
-    A shell does this only at the beginning of a word: not in --store=~/x, "~/x", Python or JSON.
+    A shell does this only at the beginning of a word: not in --store=~/x, Python or JSON. Raises
+    InvalidInput.
     """
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise InvalidInput(f"a path is a str or a pathlib.Path without NUL, not {path!r:.50}")
     return Path(os.path.expanduser(path))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import memstore
-from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
+from memstore.errors import DocumentNotFound, InvalidInput, MemstoreError, WrongModel
+from memstore.model.model_api import Detokenizer
 from memstore.store.open_options import OpenOptions
 from memstore.store.transfer import export_document, import_document, pull_document
 from support.diary import DIARY
@@ -78,9 +79,7 @@ def test_a_tilde_is_the_home_directory(
         (document,) = memory.add("~/diary.txt")
         export_document(memory.store, "diary.txt", "~/diary.memstore")
         memory.remove("diary.txt")
-        assert (
-            import_document(memory.store, "~/diary.memstore").name == document.name == "diary.txt"
-        )
+        assert import_document(memory.store, "~/diary.memstore").name == document.name
         memory.publish("file://~/published")
     monkeypatch.setenv("MEMSTORE_MODEL", "~/model")
     with memstore.open("~/new", device="cpu") as memory:
@@ -146,17 +145,26 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
     ("ask", "said"),
     [
         (lambda memory: memory.ask("Who?", documents=[]), "None asks all"),
+        (lambda memory: memory.ask("Who?", documents=5), "documents is 5; give a list of names"),
         (lambda memory: memory.ask("Who?", max_tokens=5), "max_new_tokens"),
         (lambda memory: memory.ask("Who?", where="year"), "where must be a dict of labels"),
         (lambda memory: memory.ask("Who?", where={"yaer": 1}), "author, year"),
         (lambda memory: memory.search("Who?", documents=["x"], where={}), "no document 'x'"),
+        (lambda memory: memory.documents(5), "where must be a dict of labels"),
         (lambda memory: memory.ask_many("Who?"), "in a list"),
+        (lambda memory: memory.ask_many(5), "in a list"),
+        (lambda memory: memory.ask_many(["Who?"], together=1.5), "together must be at least 1"),
+        (lambda memory: memory.remove(memory.documents()[0].id), r"a str, not \d"),
+        (lambda memory: memory.publish(5), "5: not a URL"),
+        (lambda memory: memory.add(text="Open.", name=5), "name is a str, not 5"),
         (lambda memory: memory.add(None), "give a path"),
         (lambda memory: memory.add(b"The gate is open."), r"text=data\.decode\(\)"),
         (lambda memory: memory.add([b"diary.txt"]), r"not b'diary.txt'; .*data\.decode"),
         (lambda memory: memory.add(text=b"Open.", name="x"), "not bytes: decode it"),
         (lambda memory: memory.add(path for path in [100]), "not 100;"),
         (lambda memory: memory.add("The gate is open. " * 99), "cannot read The gate .* too long"),
+        (lambda memory: memstore.open(5), "a path is a str .* not 5"),
+        (lambda memory: memstore.wrap(5, 5), r"5 is no model; call wrap\(model"),
         (lambda memory: memstore.open(memory.store.path, model=object()), "memstore.wrap"),
         (lambda memory: memstore.open(memory.store.path, options={"cach": 1}), "local_cache"),
         (lambda memory: memstore.open(memory.store.path, options={"host_budget": "1"}), "number"),
@@ -164,10 +172,7 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
     ],
 )
 def test_misuse_of_the_python_api_is_explained(path: Path, ask: Any, said: str) -> None:
-    with (
-        memstore.open(path, device="cpu") as memory,
-        pytest.raises(memstore.MemstoreError, match=said),
-    ):
+    with memstore.open(path, device="cpu") as memory, pytest.raises(MemstoreError, match=said):
         ask(memory)
 
 
@@ -185,6 +190,7 @@ def test_labels_select_the_documents_to_ask(path: Path) -> None:
         memory.add(text="The combination of the lime barn is 1111. " * 4, name="forged")
         assert [row.name for row in memory.documents({"year": 1921})] == ["diary"]
         assert memory.ask(BARN, where={"author": "nobody"}).text == "4467"
+        assert memory.ask(BARN, documents=(name for name in ["diary"])).text == "4467"
         found = memory.search("lime barn", where={"author": "nobody"}, top_k=9)
         assert {source.document for source in found} == {"diary"}
         for ask in (memory.ask, memory.search):
@@ -219,6 +225,8 @@ def test_a_stream_gives_whole_characters_and_then_the_answer(tmp_path: Path) -> 
         whole = memory.ask(question, **how).text
         assert all(said) and "".join(said) == whole == pieces.answer.text
         assert len(whole) < len(whole.encode()) and len(said) > 5
+        cut, ids = Detokenizer(memory.reader.tokenizer), memory.reader.tokenizer.encode("310 €")
+        assert "".join(map(cut.add, ids[:-1])) + cut.rest() == "310"
         with memory.stream(question) as pieces:
             next(pieces)  # left early: the memory answers on
         assert memory.ask(question).text == memory.ask(question).text
@@ -245,10 +253,8 @@ def test_threads_spin_briefly_unless_a_user_says_how(
     names = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
     env = {name: value for name, value in os.environ.items() if name not in names} | given
     code = "import memstore, os; print(os.environ.get('GOMP_SPINCOUNT'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == f"{spins}\n"
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env, text=True)
+    assert said == f"{spins}\n"
 
 
 def test_a_model_on_a_device_has_its_blocks_there(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -125,7 +126,8 @@ def _fail(error: MemstoreError, as_json: bool) -> NoReturn:
     if as_json:
         if isinstance(error, WrongModel):
             described["differences"] = error.differences
-        console.emit({"error": described})
+        with suppress(OSError):  # of stdout, which may be what failed
+            console.emit({"error": described})
     raise typer.Exit(2 if isinstance(error, _WRONG_INPUT) else 1) from None
 
 

@@ -89,9 +89,14 @@ def result(value: Mapping[str, Any], text: str, as_json: bool) -> None:
         say(text)
 
 
+def stored(bytes: int, tokens: int) -> str:
+    """The size of the keys and values of tokens; documents may have none (ingest --keep text)."""
+    return size(bytes) if bytes or not tokens else "as text"
+
+
 def described(document: "Document", what: str) -> str:
     """What was done to a document, and its size."""
-    figures = f"{count(document.tokens, 'token')}, {size(document.bytes)}"
+    figures = f"{count(document.tokens, 'token')}, {stored(document.bytes, document.tokens)}"
     return f"{one_line(document.name)}: {what}, {figures}"
 
 

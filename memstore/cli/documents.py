@@ -27,7 +27,7 @@ def ls(store: ReadStore, as_json: Json = False) -> None:
     rows: list[tuple[object, ...]] = [("name", "state", "tokens", "blocks", "size", "since")]
     for d in documents:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
-        rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since))
+        rows.append((d.name, d.state, d.tokens, d.blocks, console.stored(d.bytes, d.tokens), since))
     if any(d.labels for d in documents):
         labels = ["labels", *(", ".join(map(_label, d.labels.items())) for d in documents)]
         rows = [(*row, label) for row, label in zip(rows, labels)]
@@ -57,13 +57,13 @@ def stats(store: ReadStore, as_json: Json = False) -> None:
 def _described(figures: dict[str, Any]) -> dict[str, str]:
     """The figures of a memory in words."""
     tokens, stored = figures["tokens"], figures["bytes"]
-    a_token = f", {console.size(stored / tokens)} a token" if tokens else ""
+    a_token = f", {console.size(stored / tokens)} a token" if stored else ""
     described = {
         "documents": f"{figures['documents']:,}",
         "tokens": f"{tokens:,} in {console.count(figures['blocks'], 'block')}",
         "model": figures["model"],
         "on disk": console.size(figures["file_bytes"]),
-        "blocks": f"{console.size(stored)}{a_token}; stored with {figures['codec']}",
+        "blocks": f"{console.stored(stored, tokens)}{a_token}; stored with {figures['codec']}",
         "manifest": None if figures["manifest"] is None else f"{figures['manifest']}",
     }
     passages = figures["passages"]
@@ -172,8 +172,8 @@ def import_(
     except MemoryNotFound:
         deque(exported.parts(), maxlen=0)  # so that a bad file makes no memory
         check_name(head.document.name if name is None else name)
-        codec = head.document.codec or "zstd"
-        memory = MemoryStore.create(store, head.signature, codec=codec, selector=head.selector)
+        new: dict[str, Any] = {"codec": head.document.codec or "zstd", "selector": head.selector}
+        memory = MemoryStore.create(store, head.signature, exist_ok=True, **new)
     with memory:
         document = import_document(memory, file, name)
     console.result({"imported": document.told()}, console.described(document, "imported"), as_json)

@@ -363,7 +363,7 @@ def _result_line(result: dict[str, Any]) -> str:
         status += f" at token {result['resumed_at']:,}"
     blocks = console.count(result["blocks"], "block")
     tokens = console.count(result["tokens"], "token")
-    figures = f"{blocks}, {tokens}, {console.size(result['bytes'])}"
+    figures = f"{blocks}, {tokens}, {console.stored(result['bytes'], result['tokens'])}"
     notes = "".join(f"\n  note: {console.one_line(note)}" for note in result.get("notes", ()))
     name = console.one_line(result["name"])
     return f"{name}: {status}; {figures}, {result['seconds']:.1f} s{notes}"

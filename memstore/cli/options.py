@@ -17,7 +17,7 @@ import typer
 
 from memstore.cli import console
 from memstore.compute import Compute
-from memstore.errors import MemoryExists, MemoryLocked, MemoryNotFound
+from memstore.errors import MemoryNotFound
 from memstore.share.object_store import without_credentials
 from memstore.share.publication_options import is_url
 
@@ -307,13 +307,10 @@ def opened(
         if not make:
             raise
         model = new_model(store, model_options)
-        new = {"codec": model.codec, "selector": model.keeps, **_some(new)}
+        new = {"codec": model.codec, "selector": model.keeps, "exist_ok": True, **_some(new)}
         options = on_device(options, model_options.device)
-        try:
-            created = MemoryStore.create(store, model.signature, **new, **options)
-        except (MemoryExists, MemoryLocked):  # another process made it during the load
-            created = MemoryStore.open(store, model.signature, **options)
-        with created as memory:
+        with MemoryStore.create(store, model.signature, **new, **options) as memory:
+            model.check(memory)
             yield model, memory
         return
     options = on_device(options, model_options.device)

@@ -1,13 +1,12 @@
 """The commands that share a memory through an object store: push, pull, rm, prune."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from memstore.cli import console
 from memstore.cli.command import command
 from memstore.cli.options import Json, Store, flag, option
-from memstore.errors import MemoryNotFound
 
 Url = Annotated[
     str,
@@ -114,12 +113,8 @@ def pull(
     sources = [PublishedDocument.named(objects, manifest, name) for name in names]
     if as_name is not None:
         check_name(as_name)
-    try:
-        memory = MemoryStore.open(store)
-    except MemoryNotFound:
-        memory = MemoryStore.create(
-            store, manifest.signature, codec=manifest.codec, selector=manifest.selector
-        )
+    new: dict[str, Any] = {"codec": manifest.codec, "selector": manifest.selector}
+    memory = MemoryStore.create(store, manifest.signature, exist_ok=True, **new)
     documents = []
     with memory, console.working("pulling", "documents") as show:
         for source in sources:

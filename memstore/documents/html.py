@@ -102,6 +102,8 @@ class Walk:
             depth += 1 if event == "start" else -1
             if depth > _DEEPEST:
                 raise UnreadableDocument("is nested too deep")
+            if tag in ("input", "select", "textarea"):
+                self._line.append(" ")  # a box
             if event == "end":
                 yield from self._end(tag, node)
                 self._add(node.tail if node is not root else "")

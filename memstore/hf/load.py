@@ -107,6 +107,8 @@ def wrap(
     adaptation, weights: see load_reader. Raises InvalidWeights for an unsupported model,
     InvalidConfig for weights that its device does not support.
     """
+    if not hasattr(model, "device"):  # such as a tokenizer
+        raise InvalidWeights(f"{model!r:.50} is no model; call wrap(model, tokenizer)")
     generating = weights_named(weights, model.device)
     named = str(getattr(model, "name_or_path", ""))
     digest = digest_of(model, named)

@@ -131,7 +131,7 @@ class ModelAPI(ModelAdapter):
         model's weights once for all. If two next tokens have nearly equal logits, an answer can
         differ from that of `ask`. Seconds and tiers of an answer are those of its batch.
         """
-        if together < 1:
+        if not isinstance(together, Integral) or together < 1:
             raise InvalidInput(f"together must be at least 1, is {together!r}")
         store.ready(documents, to="ask")
         lookup, answering = _split(options)
@@ -194,7 +194,7 @@ class Chat:
         """trace: the session's OnRead. documents: those that the session searches."""
         self.session, self.trace = session, trace
         self._reader, self._documents, self._asked = reader, documents, False
-        # generates the answer's tokens, while it does
+        # generates the tokens of the last answer
         self.continuation: Continuation | None = None
         self.prompt_tokens = 0  # read before the first token of the last answer
 
@@ -211,7 +211,6 @@ class Chat:
         chosen = self._reader.answering.changed(**settings)
         _check_phrase("question", question)
         session, trace, store = self.session, self.trace, self.session.store
-        before = session.read_tokens
 
         def ask() -> Any:
             if self._asked:
@@ -221,6 +220,9 @@ class Chat:
 
         trace.begin(session)
         with trace.step():
+            if self.continuation is not None and self.continuation.last is not None:
+                session.read_token(self.continuation.last)  # which no other followed
+            self.continuation, before = None, session.read_tokens
             state = _repeated(ask, lambda: session.read_tokens == before)
         self.prompt_tokens = session.read_tokens
         said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
@@ -247,7 +249,6 @@ class Chat:
             if piece and chosen.on_text:
                 chosen.on_text(piece)
             yield piece
-        self.continuation = None
         if rest := said.rest():
             if chosen.on_text:
                 chosen.on_text(rest)
@@ -362,8 +363,8 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """The whole text, if no token follows."""
-        text = self._text.strip()
+        """The whole text, if no token follows; without the first bytes of a character."""
+        text = self._text.rstrip("\ufffd").strip()
         return text.removesuffix(".") if self._sentence else text
 
     def add(self, token: int) -> str:

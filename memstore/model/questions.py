@@ -114,7 +114,7 @@ _REQUESTS = _any(r"""
     tell, list, give, show, find, explain, describe, summari[sz]e, name, compare, define, look up,
     search, i wonder, i(?:'d| would)? (?:want|need|like) to (?:know|find|understand), i need
 """)
-_ASKS = re.compile(rf"(?:(?:and|but|so|also) )*{_PLEASE}{_REQUESTS}\b", re.I)
+_ASKS = re.compile(rf"(?:(?:and|but|so|also) )*+{_PLEASE}{_REQUESTS}\b", re.I)
 _QUESTION_MARK = re.compile(r"[?\u037e\u061f\uff1f][\"'\u2019\u201d\u00bb)\]*_\s!?]*$")
 _REFERS = _word("""
     it, its, they, them, their, he, she, him, his, her, hers, this, that, these, those, there, then,
@@ -264,6 +264,7 @@ def _is_phatic(text: str) -> bool:
 # Misspelt words
 
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
+_LONGEST = 40  # letters: of a pasted key or page, words one edit away would fill the main memory
 
 
 def spelled(
@@ -282,7 +283,7 @@ def spelled(
     def corrected(found: re.Match[str]) -> str:
         word = found[0]
         lower = word.lower()
-        if is_common(word) or holding([lower])[0]:
+        if len(word) > _LONGEST or is_common(word) or holding([lower])[0]:
             return word
         others = one_edit_away(lower)
         counts = holding(others)

@@ -150,7 +150,7 @@ class DocumentFile:
             ) from error
 
     def _damaged(self, error: Exception) -> InvalidInput:
-        what = str(error).partition(";")[0].removeprefix(f"{self.url}: ")
+        what = str(getattr(error, "reason", error)).removeprefix(f"{self.url}: ")
         return InvalidInput(
             f"{self.file} is not a whole exported document ({what}); export it again, nothing was "
             "imported"

@@ -32,12 +32,12 @@ def open_object_store(url: str, *, make: bool = False, timeout: float = 60.0) ->
     Raises InvalidInput (an unusable URL), MemoryNotFound (no such directory).
     """
     try:
-        parts = urlsplit(url)
         if not is_url(url):  # such as file:path or S3://, which readers take for a directory
             raise ValueError
+        parts = urlsplit(url)
     except ValueError:
         raise InvalidInput(
-            f"{without_credentials(url)}: not a URL; give s3://bucket/prefix or file:///path"
+            f"{without_credentials(str(url))}: not a URL; give s3://bucket/prefix or file:///path"
         ) from None
     if parts.scheme not in SCHEMES:
         raise InvalidInput(

@@ -257,7 +257,7 @@ class SharedSource:
         url = self._database.path
         away = [other for _, other in failed if not isinstance(other, CorruptMemory)]
         if not away:
-            what = str(error).removeprefix(f"{url}: ").partition(";")[0]
+            what = error.reason.removeprefix(f"{url}: ")
             return CorruptBlock(f"{url}: {what}; publish the document again with --check")
         units = [batch.units[at] for record, _ in failed for at in record[3]]
         return BlocksUnavailable(

@@ -8,8 +8,10 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -24,7 +26,14 @@ from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.runs import IndexSpec
 from memstore.disk.tables.texts import Passage, TokenSpan
-from memstore.errors import InvalidInput, MemoryClosed, MemoryLocked, ReadOnlyMemory
+from memstore.errors import (
+    InvalidInput,
+    MemoryClosed,
+    MemoryExists,
+    MemoryLocked,
+    MemoryNotFound,
+    ReadOnlyMemory,
+)
 from memstore.share.publication_options import is_url
 from memstore.store.committed import (
     Committed,
@@ -75,20 +84,29 @@ class MemoryStore(Closing):
         *,
         codec: str = "zstd",
         selector: IndexSpec | None = None,
+        exist_ok: bool = False,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """Make a memory for the model with this signature, in a directory that is absent or empty.
 
         codec: "zstd" or "raw" (lossless), or "int8" (see disk/format/codec.py). selector: the data
-        that a selector searches by; None for landmark keys of the model's own layers. options:
-        see OpenOptions.
+        that a selector searches by; None for landmark keys of the model's own layers. exist_ok:
+        open a memory of this model that another process made. options: see OpenOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
         check_open_options(options, signature)  # before anything is written
-        catalog = Catalog.create(path, signature, codec=codec, selector=selector)
-        return cls(catalog, **options)
+        while True:
+            try:
+                catalog = Catalog.create(path, signature, codec=codec, selector=selector)
+                return cls(catalog, **options)
+            except (MemoryExists, MemoryLocked):
+                if not exist_ok:
+                    raise
+            with suppress(MemoryNotFound):
+                return cls.open(path, signature, **options)
+            time.sleep(0.01)  # another process is making it
 
     @classmethod
     def open(
@@ -282,8 +300,8 @@ class MemoryStore(Closing):
                     f"the memory holds no finished document to {to}; run ingest first"
                 )
             return found
-        if isinstance(names, str):  # or each letter would count as a name
-            raise InvalidInput(f"documents is a string; give a list of names: [{names!r}]")
+        if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+            raise InvalidInput(f"documents is {names!r}; give a list of names: ['{names}']")
         found = [self.document(name) for name in dict.fromkeys(names)]
         for document in found:
             if document.state != "ready":
@@ -402,7 +420,7 @@ class MemoryStore(Closing):
         catalog = committed.catalog
         with committed.writing(name):
             document = self.document(name)
-            numbers = [row.id for row in committed.named(name)]  # unfinished rows, too
+            numbers = [row.id for row in self._named(name)]  # unfinished rows, too
 
             def work(txn: Transaction) -> None:
                 for number in numbers:
@@ -458,6 +476,8 @@ class MemoryStore(Closing):
             self.committed.follow()
 
     def _named(self, name: str) -> list[Document]:
+        if not isinstance(name, str):
+            raise InvalidInput(f"a document's name is a str, not {name!r:.50}")
         self._refresh()
         return self.committed.named(name)
 

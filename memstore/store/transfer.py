@@ -126,7 +126,7 @@ class PublishedDocument:
         except (ValueError, CorruptBlock) as error:
             raise CorruptMemory(
                 f"document {self._entry.row.name!r} at {self._objects.url} is damaged "
-                f"({str(error).partition(';')[0]}); publish it again with --check"
+                f"({getattr(error, 'reason', error)}); publish it again with --check"
             ) from error
 
     def export(self, file: Path) -> int:

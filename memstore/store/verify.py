@@ -83,15 +83,15 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     except CorruptMemory as error:
         if not repair:
             return Report(problems=[Problem(None, "", str(error))])
-        raise _not_repaired(path, str(error)) from error
+        raise _not_repaired(path, error.reason) from error
     if not after.clean:
-        raise _not_repaired(path, after.problems[0].what)
+        raise _not_repaired(path, CorruptMemory(after.problems[0].what).reason)
     dropped = [found.documents[number].name for number in sorted(found.documents)]
     return Report(after.documents, after.records, after.bytes, before.problems, dropped)
 
 
 def _not_repaired(path: Path, what: str) -> CorruptMemory:
-    return CorruptMemory(f"{path} cannot be repaired ({what.partition(';')[0]}): {RESTORE}")
+    return CorruptMemory(f"{path} cannot be repaired ({what}): {RESTORE}")
 
 
 def _check_pages(path: Path) -> None:
@@ -196,8 +196,7 @@ class _Walk:
                     if len(record) != row.bytes:
                         raise CorruptMemory(f"{len(record)} bytes instead of {row.bytes}")
             except CorruptMemory as error:
-                what = str(error).partition(";")[0]
-                what = f"{name}: {what}; it is computed again when it is needed"
+                what = f"{name}: {error.reason}; it is computed again when it is needed"
                 self.passages[number] = Problem(None, name, what)
             else:
                 self._records, self._bytes = self._records + len(found), self._bytes + row.bytes
@@ -295,7 +294,7 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
             counted = check_parts(head, read_parts(objects, entry))
             documents, found, size = documents + 1, found + counted[0], size + counted[1]
         except (CorruptMemory, ObjectNotFound) as error:
-            what = f"{str(error).partition(';')[0]}; publish it again with --check"
+            what = f"{error.reason}; publish it again with --check"
             problems.append(Problem(None, entry.row.name, what))
     if manifest.lists:
         problems += _check_lists(objects)
@@ -316,4 +315,4 @@ def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
     except FileNotFoundError:  # a newer manifest has none
         pass
     except (CorruptMemory, ObjectNotFound, Unusable) as error:
-        yield Problem(None, "", f"{str(error).partition(';')[0]}; {again}")
+        yield Problem(None, "", f"{getattr(error, 'reason', error)}; {again}")

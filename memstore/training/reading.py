@@ -332,6 +332,8 @@ def adapt_reading(
     reading, path = Reading(model, adapter), work / f"{kind}.pt"
     if path.is_file():
         reading.restore(path)
+        done = f"{reading.seen:,} of {options.tokens:,} tokens are done"
+        report(f"resuming at step {reading.step}: {done}; remove {path} to begin again")
     # a resumed run draws new examples
     steps = Steps(model, kind, learned, options, 1000 * options.seed + reading.resumed)
     before, losses, asked = reading.seen, list[float](), 0

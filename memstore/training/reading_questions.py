@@ -118,8 +118,10 @@ def split_titles(
 
 
 def stands_in(question: AskedQuestion, text: str) -> bool:
-    """Whether a text contains one of the answers verbatim, ignoring case."""
-    return any(answer.lower() in text.lower() for answer in question.answers)
+    """Whether a text contains the words of one of the answers, as Examples looks for them."""
+    words = f" {' '.join(plain_words(text))} "
+    answers = (" ".join(plain_words(answer)) for answer in question.answers)
+    return any(f" {answer} " in words for answer in answers if answer)
 
 
 def plain_words(text: str) -> list[str]:

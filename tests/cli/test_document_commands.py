@@ -18,18 +18,14 @@ def test_maintaining_a_memory_needs_no_model(
     monkeypatch.setenv("MEMSTORE_MODEL", str(tmp_path / "gone"))
     assert run("ls", "--store", store).out.splitlines()[1].startswith("story")
     stats = run("stats", "--store", store, "--json").json
-    assert (
-        stats["documents"] == 1
-        and stats["tokens"] > 0
-        and stats["tiers"] == {}  # nothing was looked up
-    )
+    assert stats["documents"] == 1 and stats["tokens"] > 0
+    assert stats["tiers"] == {}  # nothing was looked up
     assert "documents  1\n" in run("stats", "--store", store).out
     file = tmp_path / "story.memstore"
     exported = run("export", "story", file, "--store", store, "--json").json
     assert exported["bytes"] == file.stat().st_size
     told = run("import", file, "--store", tmp_path / "copy", "--name", "tale", "--json").json
-    imported = told["imported"]
-    assert imported["name"] == "tale" and imported["state"] == "ready"
+    assert (told["imported"]["name"], told["imported"]["state"]) == ("tale", "ready")
     intact(tmp_path / "copy", "tale")
     removed = run("rm", "story", "--store", store, "--json").json["removed"]
     assert [d["name"] for d in removed] == ["story"]
@@ -81,9 +77,11 @@ def test_files_that_are_not_exports_are_refused(store: Path, tmp_path: Path, sto
     refused(run("import", story, "--store", tmp_path / "new"), "story")
     refused(run("import", tmp_path / "none", "--store", tmp_path / "new"), "none")
     assert not (tmp_path / "new").exists()
-    file = tmp_path / "story.memstore"
+    file = tmp_path / "my; story.memstore"
     assert run("export", "story", file, "--store", store).status == 0
-    file.write_bytes(file.read_bytes()[:-50])
-    refused(run("import", file, "--store", store, "--name", "again"), "story.memstore")
+    whole = file.read_bytes()
+    for damaged, why in ((whole[:-50], ""), (whole[:500] + b"?!" + whole[502:], "wrong checksum)")):
+        file.write_bytes(damaged)
+        refused(run("import", file, "--store", store, "--name", "again"), "my; story.memstore", why)
     refused(run("export", "story", tmp_path / "no" / "where", "--store", store), "where")
     intact(store, "story")

@@ -47,14 +47,9 @@ def test_memories_of_another_model_or_a_newer_format_are_refused(
 
 
 def test_unknown_documents_and_empty_memories_are_reported(store: Path, tmp_path: Path) -> None:
-    for arguments in [
-        ("ask", "Who?", "--document", "tale"),
-        ("rm", "tale"),
-        ("export", "tale", tmp_path / "f"),
-        ("search", "mill", "--document", "tale"),
-        ("chat", "--document", "tale"),
-    ]:
-        refused(run(*arguments, "--store", store), "'tale'", "'story'")
+    commands = f"rm tale,export tale {tmp_path}/f,search mill @,ask Who? @,chat @"
+    for command in commands.replace("@", "--document tale").split(","):
+        refused(run(*command.split(), "--store", store), "'tale'", "'story'")
     refused(run("ask", "  ", "--store", store), "empty")
     assert run("rm", "story", "--store", store).status == 0
     refused(run("ask", "Who?", "--store", store), "no finished document")
@@ -83,12 +78,10 @@ def test_missing_transformers_are_reported(
 ) -> None:
     words = "need transformers"
     monkeypatch.setattr("memstore.hf.models_by_name.find_spec", lambda name: None)
-    for command in (
-        ("ask", "Who?", "--store", store, "--model", "smollm2"),
-        ("ingest", story, "--store", store, "--model", "some/decoder"),
-        ("adapt", "smollm2", "--questions", story),
-    ):
-        refused(run(*command), words, "pip install '.[hf]'")
+    commands = f"ask Who? --model smollm2,ingest {story} --model some/decoder"
+    monkeypatch.setenv("MEMSTORE_STORE", str(store))
+    for command in (*commands.split(","), f"adapt smollm2 --questions {story}"):
+        refused(run(*command.split()), words, "pip install '.[hf]'")
     with pytest.raises(InvalidConfig, match=words):
         _ = memstore.load_reader
 
@@ -110,8 +103,9 @@ def test_a_closed_pipe_is_no_error(store: Path) -> None:
         assert process.wait() in (0, 1)
 
 
-def test_a_full_device_as_stdout_is_reported(store: Path) -> None:
+@pytest.mark.parametrize("ls", [["ls"], ["ls", "--json"]])
+def test_a_full_device_as_stdout_is_reported(store: Path, ls: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        process = start("ls", "--store", store, fresh=True, stdout=full, stderr=subprocess.PIPE)
+        process = start(*ls, "--store", store, fresh=True, stdout=full, stderr=subprocess.PIPE)
         _, err = process.communicate()
     assert process.returncode == 1 and err.startswith("error: ") and err.count("\n") == 1

@@ -63,9 +63,7 @@ def lines(result: Result) -> list[str]:
     return [line for line in result.err.splitlines() if line.startswith("error: ")]
 
 
-def test_documents_of_a_folder_are_named_by_their_relative_paths(
-    notes: Path, tmp_path: Path
-) -> None:
+def test_documents_of_a_folder_are_named_by_relative_paths(notes: Path, tmp_path: Path) -> None:
     write(notes / ".hidden.txt", "no")
     write(notes / ".git" / "x.txt", "no")
     (notes / "link.txt").symlink_to(notes / "a.txt")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from memstore.cli import console, options
+import memstore
+from memstore.cli import console
 from memstore.disk.format.codec import CODECS
-from memstore.model.model_api import ModelAPI
+from memstore.disk.format.signature import Signature
 from memstore.store.memory_store import MemoryStore
 from support.commands import OTHER, intact, refused, run, start
 from support.synthetic_documents import is_whole
@@ -38,18 +39,21 @@ def test_ingest_reports_and_is_idempotent(
 
 
 def test_a_memory_that_another_process_makes_meanwhile_is_opened(
-    tmp_path: Path, story: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, story: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = options.new_model
+    exported, create = tmp_path / "exported", MemoryStore.create
+    assert run("export", "story", exported, "--store", store).status == 0
 
-    def loaded(store: Path, given: options.ModelOptions) -> ModelAPI:
-        model = load(store, given)
-        with MemoryStore.create(store, model.signature, codec="raw", selector=model.keeps):
-            return model
+    def created(path: Path, signature: Signature, **options: object) -> MemoryStore:
+        create(path, signature, codec="raw", selector=options["selector"]).close()
+        return create(path, signature, **options)
 
-    monkeypatch.setattr(options, "new_model", loaded)
-    assert run("ingest", story, "--store", tmp_path / "mem").status == 0
-    intact(tmp_path / "mem", "story")
+    monkeypatch.setattr(MemoryStore, "create", created)
+    assert run("ingest", story, "--store", tmp_path / "read").status == 0
+    assert run("import", exported, "--store", tmp_path / "imported").status == 0
+    for made in ("read", "imported"):
+        intact(tmp_path / made, "story")
+    memstore.open(tmp_path / "opened", device="cpu").close()
 
 
 def test_a_new_memory_keeps_its_codec(tmp_path: Path, story: Path) -> None:
@@ -92,24 +96,18 @@ def test_notes_and_labels_of_documents_are_reported(tmp_path: Path, store: Path)
 
 
 def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "binary.txt").write_bytes(b"abc\0def")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "binary").write_bytes(b"abc\0def")
     os.mkfifo(tmp_path / "pipe")
-    for name, word in [
-        ("none.txt", "does not exist"),
-        ("empty.txt", "empty"),
-        ("binary.txt", "binary"),
-        ("pipe", "regular"),
-    ]:
+    words = {"none": "does not exist", "empty": "empty", "binary": "binary", "pipe": "regular"}
+    for name, word in words.items():
         refused(run("ingest", tmp_path / name, "--store", store), word)
         refused(run("ingest", tmp_path / name, "--store", tmp_path / "new"), word)
     assert not (tmp_path / "new").exists()
     intact(store, "story")
 
 
-def test_a_name_taken_by_another_content_is_refused(
-    store: Path, tmp_path: Path, story: Path
-) -> None:
+def test_a_name_taken_by_another_content_is_refused(store: Path, story: Path) -> None:
     story.write_text(OTHER)
     refused(run("ingest", story, "--store", store), "story", "replace")
     intact(store, "story")

@@ -82,12 +82,9 @@ def test_the_default_memory_is_in_the_working_directory(here: Path) -> None:
     assert run("rm", "story").out.startswith("story: removed, ")
 
 
-def test_the_store_option_wins_over_the_environment(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused(
-        run("share", "push", "memory://x"), "./memory holds no memory; make one: memstore ingest"
-    )
+def test_the_option_wins_over_the_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "./memory holds no memory; make one: memstore ingest"
+    refused(run("share", "push", "memory://x"), said)
     refused(run("ls", "--store", "../yours"), "error: ../yours holds no memory")
     monkeypatch.setenv("MEMSTORE_STORE", str(here / "mine"))
     refused(run("ls"), str(here / "mine"))

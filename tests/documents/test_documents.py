@@ -190,9 +190,9 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         "a |  | b\nc | d | e\nc | f | g",
     ),
     "form.html": (
-        b"<p>Name <input value=Ada><input type=checkbox checked>yes <select><option>a"
+        b"<p>Name<input value=Ada><input type=checkbox checked>yes<select><option>a"
         b"<option selected>b</select><input type=password value=no>",
-        "Name Ada[x] yes b",
+        "Name Ada [x] yes b",
     ),
     "hidden.html": (b"<nav>Home</nav><p style='display: none'>no</p><p>yes", "yes"),
     "one_bad.html": (

@@ -158,6 +158,7 @@ def test_a_later_turn_chooses_again_and_depends_on_earlier_turns(reader, store):
     with reader.chat(store) as chat:
         first = chat.ask(QUESTION, max_new_tokens=2)
         second = chat.ask("And the red kettle of the mill?", max_new_tokens=2)
+        assert str(first.tokens)[1:-1] in str(chat.session._local.ids)  # with the last of them
     assert "copper anchor of the orchard" in first.sources[0].text
     assert "red kettle of the mill" in second.sources[0].text
     alone = reader.ask("And the red kettle of the mill?", store, max_new_tokens=2)
@@ -313,7 +314,9 @@ def test_a_memory_found_by_words_needs_no_index(tmp_path):
         done = CliRunner().invoke(app, [*given, *arguments])
         return done.exit_code, done.output
 
-    assert command("ingest", str(tmp_path / "text.txt"))[0] == 0
+    assert ", as text, " in command("ingest", str(tmp_path / "text.txt"))[1]
+    for shows in ("ls", "stats"):
+        assert "  as text" in CliRunner().invoke(app, [shows, *arguments[:2]]).output
     reader = load_reader(str(tmp_path / "model"))
     with MemoryStore.open(tmp_path / "m", reader.signature, read_only=True) as made:
         assert made.codec == reader.codec == "int8"

@@ -7,7 +7,7 @@ from memstore.disk.tables.runs import BlockWords
 from memstore.index.word_index import WordIndex, count_words, split_words
 from memstore.model.questions import one_edit_away, spelled
 
-HELD = {"what": 3, "warranty": 2, "pump": 5, "wait": 1, "garibaldi": 1}
+HELD = {"what": 3, "warranty": 2, "pump": 5, "wait": 1, "garibaldi": 1, "x" * 50: 1}
 
 
 def corrected(question: str, common: str = "") -> str:
@@ -26,6 +26,7 @@ def test_known_common_short_and_distant_words_are_not_corrected() -> None:
     for asked in ("what warranty", "a pmp of 1234 wa-ht", "Überraschung", "warrrrenty waits", ""):
         assert corrected(asked) == asked
     assert corrected("pumps wart", common="pumps wart") == "pumps wart"
+    assert corrected("x" * 51) == "x" * 51  # too long to be one letter from another
 
 
 @given(st.text("abcdé", min_size=2, max_size=6), st.data())

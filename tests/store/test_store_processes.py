@@ -52,6 +52,14 @@ def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
+def test_processes_that_make_one_memory_share_it(children: ForkServer, tmp_path: Path) -> None:
+    make = "MemoryStore.create(f'{arguments[0]}/{n}', SIGNATURE, exist_ok=True).close()"
+    code = f"for n in range(60): {make}"
+    children.start("python_job", tmp_path / "printed", code, tmp_path)
+    exec(code, {"MemoryStore": MemoryStore, "SIGNATURE": SIGNATURE, "arguments": [tmp_path]})
+    assert children.end() == RIGHT
+
+
 def test_forgetting_in_another_process_is_noticed(
     elsewhere: Callable[..., str], store: MemoryStore, path: Path
 ) -> None:

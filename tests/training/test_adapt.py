@@ -149,11 +149,15 @@ def test_sources_are_drawn_by_the_root_of_their_size_and_titles_are_split() -> N
         split_titles(contexts[:1], 0)
 
 
-def test_questions_whose_answers_no_text_holds_are_refused(reader: HuggingFacePassageModel) -> None:
-    asked = [AskedQuestion("Is it so?", ["perhaps"])]
+@pytest.mark.parametrize("answer", ["perhaps", ".", prose(0)[1:7]])
+def test_questions_whose_answers_no_text_holds_are_refused_before_training(
+    reader: HuggingFacePassageModel, answer: str
+) -> None:
+    asked = [AskedQuestion("Is it so?", [answer])]
     contexts = [AskedContext(prose(n), asked, str(n)) for n in range(20)]
-    with pytest.raises(InvalidInput, match="verbatim"):
-        adapt(reader, contexts, config=LEARN)
+    for refuse in (partial(split_titles, seed=0), partial(adapt, reader, config=LEARN)):
+        with pytest.raises(InvalidInput, match="verbatim"):
+            refuse(contexts)
 
 
 @pytest.fixture

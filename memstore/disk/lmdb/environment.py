@@ -93,7 +93,9 @@ class Environment:
         raises.
         """
         self._open(create=create)
-        there = self.inner.stat()["entries"]
+        with named_lmdb_errors(self.path), self.inner.begin() as txn:
+            # of this view: LMDB tells the newest number of entries before new views hold them
+            there = txn.stat(self.inner.open_db(None, txn=txn))["entries"]
         if create and there:
             raise MemoryExists(
                 f"{self.path} already holds a memory; open it, or name another directory"

@@ -63,7 +63,7 @@ function row(one) {
     el("td", {}, stateOf(one)),
     el("td", { class: "number wide" }, count(one.tokens)),
     el("td", { class: "number wide" }, count(one.blocks)),
-    el("td", { class: "number" }, bytes(one.bytes)),
+    el("td", { class: "number" }, one.bytes ? bytes(one.bytes) : "as text"),
     el("td", { class: "wide" }, one.created === null ? "" : when(one.created)),
     el("td", { class: "for-writers" }, deletion(one.name)));
 }
