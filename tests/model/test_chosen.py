@@ -99,7 +99,8 @@ def test_a_question_that_refers_to_one_before_prefers_the_document_that_answered
     found = scored(COPIES).after(before, refers=True)
     more = torch.tensor([-2.0] * 6 + [0.0, 0.5]) * COPIES.std(correction=0)
     torch.testing.assert_close(found.scores, COPIES + more)  # the best one keeps its own
-    assert scored(COPIES).after(before, refers=False).best == (9, 2)
+    same = scored(COPIES).after(before, refers=False)
+    torch.testing.assert_close(same.scores[6:], COPIES[6:])  # in their order
     assert scored(COPIES * 9).after((8, 0), refers=True).best == (7, 0)
     # a text that another document holds, too, is read once
     held = {(7, 0): "same", (7, 2): "same", (9, 2): "same"}

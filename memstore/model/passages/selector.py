@@ -131,7 +131,8 @@ _LITTLE = 0.5  # words that weigh no more leave the best blocks among those that
 # Of a question that refers to the one before: how much the words and the tokens of that one count.
 _WORDS_BEFORE, _TOKENS_BEFORE = 0.25, 0.2
 # Deviations that blocks of the document of the question before gain: where this question refers to
-# it, and where it does not; and the block after, since conversations move on (arXiv 1808.07036).
+# it, and where it does not; and the block after in the first case, since conversations move on
+# (arXiv 1808.07036).
 _REFERRED, _SAME, _NEXT = 2.0, 1.0, 0.5
 
 
@@ -266,16 +267,17 @@ class Scored(NamedTuple):
         whether the question refers to that one.
         """
         document, block = place
-        same, start, more = _REFERRED if refers else _SAME, 0, torch.zeros_like(self.scores)
+        same, after = (_REFERRED, _NEXT) if refers else (_SAME, 0.0)
+        start, more = 0, torch.zeros_like(self.scores)
         for found, first, end in self.scope:
             if found == document:
                 more[start : start + end - first] = same
                 if first <= block + 1 < end:
-                    more[start + block + 1 - first] += _NEXT
+                    more[start + block + 1 - first] += after
             start += end - first
         scores = self.scores + more * self.deviation
         kept = more[scores.argmax()] * self.deviation if start else 0.0
-        return self._replace(scores=scores - kept, alike=_ALIKE + same + _NEXT)
+        return self._replace(scores=scores - kept, alike=_ALIKE + same + after)
 
 
 def score_blocks(
