@@ -171,16 +171,16 @@ def test_a_follow_up_is_expanded_by_the_question_before_it(learned, tmp_path, mo
     monkeypatch.setattr(type(learned.selector), "scores", watched)
     with memory(learned, tmp_path) as store, learned.session(store) as session:
         if told:  # as the turns before are, of a chat that a client sends whole
-            session.tell("Where is the red kettle?", "In the hall.")
+            session.tell("Where in mlil is the red kettle?", "In the hall.")
         else:
-            session.ask("Where is the red kettle?", lambda: None)
+            session.ask("Where in mlil is the red kettle?", lambda: None)
         session.ask("And the grey ladder?", lambda: None)
-        assert seen[-1].text == "Where is the grey ladder?" and seen[-1].before is None
-        assert "Where is the grey ladder?" in learned.tokenizer.decode(session._local.ids)
+        assert seen[-1].text == "Where in mill is the grey ladder?" and seen[-1].before is None
+        assert "Where in mill is the grey ladder?" in learned.tokenizer.decode(session._local.ids)
         session.ask("How long is it?", lambda: None)
         asked, before = seen[-2:]  # the document that is best for the question before is preferred
         assert asked.text == "How long is it?" and asked.before is before
-        assert before.text == "Where is the grey ladder?"
+        assert before.text == "Where in mill is the grey ladder?"
         assert learned.tokenizer.decode(before.captured.ids).strip() == before.text
 
 

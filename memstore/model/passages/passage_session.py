@@ -99,6 +99,8 @@ class PassageSession(AskSession):
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
+        # `tell` leaves it as typed
+        self._asked = spelled_as_held(self.reader, self.store, self._scope, self._asked)
         asked, question = asks(question), self._meant(question)
         ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
         judged: Refusal | None = None
