@@ -62,8 +62,9 @@ def test_chat_turn_that_asks_nothing_is_not_refused(gated: Served) -> None:
 
 def test_conversation_goes_on_after_a_refusal(gated: Served) -> None:
     refused, _, _ = reply(gated, ABSENT)
-    text, report, _ = reply(gated, ABSENT, refused, PRESENT)
+    text, report, usage = reply(gated, ABSENT, refused, PRESENT)
     assert report["answered"] and report["sources"] and not text.startswith(NOT_SURE)
+    assert usage == reply(gated, ABSENT, "", PRESENT)[2]  # its passages are not read as an answer
 
 
 def test_mcp_refuses_and_lists_the_closest_passages(gated: Served) -> None:
