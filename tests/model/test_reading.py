@@ -89,9 +89,7 @@ def test_attention_by_token_and_by_source_has_the_same_sum(asked, reader):
 
 
 def test_digits_of_an_answer_are_attributed_to_the_passage_with_the_fact(asked):
-    fact = next(
-        number for number, source in enumerate(asked.told["sources"]) if "4467" in source["text"]
-    )
+    fact = ["4467" in source["text"] for source in asked.told["sources"]].index(True)
     digits = [token for token in asked.told["tokens"] if token["text"].strip() in list("467")]
     assert len(digits) == 4
     assert all(token["sources"][0][0] == fact for token in digits[1:])

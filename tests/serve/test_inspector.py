@@ -319,9 +319,7 @@ def test_a_server_with_keys_asks_for_one(open_page, tmp_path):
             assert page.ask("document.getElementById('drop').hidden")  # this key may only read
 
 
-def test_the_candidates_of_a_passage_model_are_shown_and_its_answer_can_be_stopped(
-    open_page, tmp_path
-):
+def test_candidates_are_shown_and_an_answer_can_be_stopped(open_page, tmp_path):
     reader = word_reader(top_k=2, score_range=None)
     reader.ends_turn = lambda token: bool(time.sleep(0.01))  # still answering when Stop is clicked
     fact = "The copper anchor of the orchard weighs ninety pounds. "

@@ -66,12 +66,10 @@ def test_serving_beyond_loopback_needs_keys() -> None:
 @pytest.mark.parametrize(
     ("lines", "what"),
     [
-        ("", "no key"),
-        ("short", "16 characters"),
-        (f"{READS}\n{READS} write", "twice"),
+        ("", "no key"), ("short", "16 characters"), (f"{READS}\n{READS} write", "twice"),
         (f"{READS} everything", "not a scope"),
     ],
-)
+)  # fmt: skip
 def test_a_key_file_with_an_invalid_line_is_refused(tmp_path: Path, lines: str, what: str) -> None:
     (tmp_path / "keys").write_text(lines)
     with pytest.raises(InvalidInput, match=what):
@@ -164,21 +162,20 @@ def test_a_page_of_another_origin_is_refused_unless_allowed(bounded: Served) -> 
             assert answer.headers.get("access-control-allow-origin") == allowed
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("evil.example", 421),
-        ("evil.example:80", 421),
-        ("localhost.evil.example:80", 421),
-        ("127.0.0.1.evil.example", 421),
-        ("", 421),
-        ("LOCALHOST:1", 200),
-        ("[::1]:8741", 200),
-    ],
+EVIL = (
+    "evil.example",
+    "evil.example:80",
+    "localhost.evil.example:80",
+    "127.0.0.1.evil.example",
+    "",
 )
-def test_a_foreign_host_header_is_refused(bounded: Served, host: str, status: int) -> None:
+
+
+@pytest.mark.parametrize("host", [*EVIL, "LOCALHOST:1", "[::1]:8741"])
+def test_a_foreign_host_header_is_refused(bounded: Served, host: str) -> None:
     with bounded.client() as client:
-        assert client.get("/v1/models", headers={"Host": host}).status_code == status
+        answer = client.get("/v1/models", headers={"Host": host})
+        assert answer.status_code == (421 if host in EVIL else 200)
 
 
 def test_a_body_that_is_too_long_is_refused_with_or_without_content_length(bounded: Served) -> None:
