@@ -32,6 +32,7 @@ from memstore.serve.worker import Job, Worker
 from memstore.store.committed import Mode
 from memstore.store.memory_store import MemoryStore
 
+_INTERRUPTED = "its ingest was interrupted; upload it again to resume"
 _NAME_BYTES = 400
 _FAILED = 100  # remembered failed uploads
 _WAIT_SECONDS = 30.0  # a deletion's wait for an upload to stop at the end of a chunk
@@ -43,13 +44,16 @@ _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-
 
 @dataclass(eq=False)
 class Upload:
-    """An upload that is not ingested yet, or failed. job.latest: its last IngestProgress."""
+    """An upload that is not ingested yet, or failed. job.latest: its last IngestProgress; ended:
+    when it failed.
+    """
 
     characters: int
+    digest: str
     notes: Sequence[str]
-    began: float = field(default_factory=time.time)
     job: Job = field(init=False)
     error: ApiError | None = None
+    ended: float = 0.0
 
     @property
     def active(self) -> bool:
@@ -104,8 +108,8 @@ class Documents:
         documents = {one.name: one for one in self._store.documents() if access.sees(one.name)}
         with self._lock:
             uploads = {name: one for name, one in self._uploads.items() if access.sees(name)}
-        rows = [_row(name, one, uploads.pop(name, None)) for name, one in documents.items()]
-        return rows + [_row(name, None, upload) for name, upload in uploads.items()]
+        rows = [self._row(name, one, uploads.pop(name, None)) for name, one in documents.items()]
+        return rows + [self._row(name, None, upload) for name, upload in uploads.items()]
 
     def row(self, access: Access, name: str) -> dict[str, Any]:
         """One row of `listed`. Raises ApiError (404)."""
@@ -114,7 +118,7 @@ class Documents:
         if upload is None or not access.sees(name):
             self.check(access, name)
         document = self._store.document(name) if self._store.has(name) else None
-        return _row(name, document, upload)
+        return self._row(name, document, upload)
 
     def blocks(self, access: Access, name: str, first: int, end: int) -> list[dict[str, Any]]:
         """Blocks first .. end - 1 of a document, {"block", "span", "text"} each; their texts are
@@ -176,12 +180,12 @@ class Documents:
             known = self._uploads.get(name)
             if known is not None and known.active:
                 raise _conflict(f"a document {name!r} is being ingested; wait until it is ready")
-            upload = Upload(len(text.content), text.notes)
+            upload = Upload(len(text.content), text.digest, text.notes)
             waiting = sum(one.characters for one in self._uploads.values() if one.active)
             if waiting and waiting + upload.characters > self._most_characters:
                 raise Busy("too many documents wait to be ingested; upload again later")
             steps = self._model.ingesting(text, self._store, mode=mode)
-            ended = partial(self._ended, upload, name, text.digest)
+            ended = partial(self._ended, upload, name)
             upload.job = self._worker.in_background(steps, ended)
             self._uploads[name] = upload
         return upload
@@ -214,14 +218,14 @@ class Documents:
                     f"document {name!r} exists with other text; delete it, or send mode=replace"
                 )
 
-    def _ended(self, upload: Upload, name: str, digest: str, job: Job) -> None:
+    def _ended(self, upload: Upload, name: str, job: Job) -> None:
         """Record the end of an upload. Called on the model's thread."""
         error, job.error = job.error, None  # its traceback holds the text
         if error is not None:
-            upload.error = as_api_error(error)
+            upload.error, upload.ended = as_api_error(error), time.time()
             with suppress(MemstoreError):
                 document = self._store.document(name)
-                if document.state != "ready" and document.source_hash == digest:
+                if document.state != "ready" and document.source_hash == upload.digest:
                     self._store.forget(name)  # drop the unfinished document
         with self._lock:
             if error is None and self._uploads.get(name) is upload:
@@ -229,6 +233,48 @@ class Documents:
             failed = [name for name, one in self._uploads.items() if one.error is not None]
             for name in failed[: max(0, len(failed) - _FAILED)]:
                 del self._uploads[name]
+
+    def _row(self, name: str, document: Document | None, upload: Upload | None) -> dict[str, Any]:
+        """A document, its upload, or both, as JSON values. state: "waiting", "ingesting", "ready",
+        "failed"; progress: 0..1; notes: on parts of the file that could not be read.
+        """
+        if document and document.state == "ready" and upload and upload.error:
+            same = document.source_hash == upload.digest
+            upload = None if same or document.created > upload.ended else upload  # read since
+        error = None if upload is None or upload.error is None else upload.error.message
+        if document and not error and not (upload and upload.active):
+            error = _INTERRUPTED if self._store.interrupted(document) else None
+        row: dict[str, Any] = {
+            "object": "memstore.document",
+            "name": name,
+            "state": "failed",
+            "progress": 0.0,
+            "error": error,
+            "tokens": 0,
+            "blocks": 0,
+            "bytes": 0,
+            "created": None,
+            "notes": list(upload.notes) if upload else document.notes if document else [],
+        }
+        if document is not None:
+            ready = document.state == "ready"
+            row |= {
+                "state": "ready" if ready else "failed" if error else "ingesting",
+                "progress": float(ready),
+                "tokens": document.tokens,
+                "blocks": document.blocks,
+                "bytes": document.bytes,
+                "created": int(document.created),
+            }
+        if upload is not None and upload.active:
+            row["state"] = "waiting"
+            if (at := upload.job.latest) is not None:
+                row |= {
+                    "state": "ingesting",
+                    "progress": round(at.characters / max(1, at.total_characters), 4),
+                    "tokens": at.tokens,
+                }
+        return row
 
 
 def _converted(file: UploadFile, name: str | None) -> Text:
@@ -253,45 +299,6 @@ def check_name(name: str) -> None:
 
 def _conflict(message: str) -> ApiError:
     return ApiError(409, message, code="document_exists", param="name")
-
-
-def _row(name: str, document: Document | None, upload: Upload | None) -> dict[str, Any]:
-    """A document, its upload, or both, as JSON values. state: "waiting", "ingesting", "ready" or
-    "failed"; progress: 0..1; notes: on parts of the file that could not be read.
-    """
-    if document and upload and upload.error and document.created > upload.began:
-        upload = None if document.state == "ready" else upload  # another process has read it since
-    row: dict[str, Any] = {
-        "object": "memstore.document",
-        "name": name,
-        "state": "failed",
-        "progress": 0.0,
-        "error": None if upload is None or upload.error is None else upload.error.message,
-        "tokens": 0,
-        "blocks": 0,
-        "bytes": 0,
-        "created": None,
-        "notes": list(upload.notes) if upload else document.notes if document else [],
-    }
-    if document is not None:
-        ready = document.state == "ready"
-        row |= {
-            "state": "ready" if ready else "failed" if row["error"] else "ingesting",
-            "progress": float(ready),
-            "tokens": document.tokens,
-            "blocks": document.blocks,
-            "bytes": document.bytes,
-            "created": int(document.created),
-        }
-    if upload is not None and upload.active:
-        row["state"] = "waiting"
-        if (at := upload.job.latest) is not None:
-            row |= {
-                "state": "ingesting",
-                "progress": round(at.characters / max(1, at.total_characters), 4),
-                "tokens": at.tokens,
-            }
-    return row
 
 
 class NewFile(Strict):
