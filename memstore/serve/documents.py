@@ -5,7 +5,7 @@ ingest uploads in the background, and the routes under /v1/memstore for all this
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from pydantic import Field, StringConstraints
 
 from memstore.disk.format.document import Document
 from memstore.documents import read
-from memstore.errors import DocumentNotFound, MemstoreError
+from memstore.errors import DocumentNotFound, MemoryLocked, MemstoreError
 from memstore.model.answer import Matches, block_texts
 from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
@@ -36,6 +36,7 @@ _INTERRUPTED = "its ingest was interrupted; upload it again to resume"
 _NAME_BYTES = 400
 _FAILED = 100  # remembered failed uploads
 _WAIT_SECONDS = 30.0  # a deletion's wait for an upload to stop at the end of a chunk
+_PATIENCE = 3600.0  # seconds that an upload whose turn has come waits for another writing process
 _CONVERTED_AT_ONCE = 2  # concurrent conversions, each a process that takes much memory
 _BLOCKS = 64  # most blocks of text in a response
 # control characters, line separators, direction marks, and lone surrogates
@@ -184,9 +185,8 @@ class Documents:
             waiting = sum(one.characters for one in self._uploads.values() if one.active)
             if waiting and waiting + upload.characters > self._most_characters:
                 raise Busy("too many documents wait to be ingested; upload again later")
-            steps = self._model.ingesting(text, self._store, mode=mode)
             ended = partial(self._ended, upload, name)
-            upload.job = self._worker.in_background(steps, ended)
+            upload.job = self._worker.in_background(self._ingesting(text, mode), ended)
             self._uploads[name] = upload
         return upload
 
@@ -206,8 +206,9 @@ class Documents:
             with self._lock:
                 if self._uploads.get(name) is upload:
                     del self._uploads[name]
-        with suppress(DocumentNotFound):  # its ingest never began
-            self._store.forget(name)
+        if upload is None or self._store.has(name):  # else its ingest never began
+            with suppress(DocumentNotFound):
+                self._store.forget(name)
 
     def _check_free(self, name: str, digest: str) -> None:
         """Raises ApiError (409) if the memory has a document of this name with other text."""
@@ -217,6 +218,17 @@ class Documents:
                 raise _conflict(
                     f"document {name!r} exists with other text; delete it, or send mode=replace"
                 )
+
+    def _ingesting(self, text: Text, mode: Mode) -> Generator[Any, None, Document]:
+        """As ModelAPI.ingesting; yields None while another process writes."""
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return (yield from self._model.ingesting(text, self._store, mode=mode))
+            except MemoryLocked:
+                if time.monotonic() >= until:
+                    raise
+            yield None
 
     def _ended(self, upload: Upload, name: str, job: Job) -> None:
         """Record the end of an upload. Called on the model's thread."""

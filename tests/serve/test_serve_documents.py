@@ -18,8 +18,9 @@ import pytest
 
 from memstore.errors import MemoryLocked, StorageFull
 from memstore.model.source_text import Ingesting, Text
+from memstore.serve import documents
 from memstore.serve.settings import ServeSettings
-from support.diary import ANSWER, ASKED, DIARY, LETTER
+from support.diary import ANSWER, ASKED, DIARY, LETTER, QUESTION
 from support.fork_server import ForkServer
 from support.serving import Served, serving
 
@@ -196,6 +197,27 @@ def writing(memory: Path) -> Iterator[None]:
     with open(memory / "writer.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def test_an_upload_waits_while_another_process_writes(
+    served: Served, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, memory, tried = served.service.model, served.service.store.path, []
+    ingesting = model.ingesting
+    monkeypatch.setattr(model, "ingesting", lambda *a, **b: tried.append(a) or ingesting(*a, **b))
+    with writing(memory):
+        assert {upload(http, name, LETTER).status_code for name in ("first", "next")} == {202}
+        while len(tried) < 2:
+            time.sleep(0.01)
+        assert [one["state"] for one in http.get(PATH).json()["data"][1:]] == ["waiting"] * 2
+        assert served.chat(QUESTION).choices[0].message.content == ANSWER
+        assert http.delete(f"{PATH}/next").status_code == 200 and row(http, "next") is None
+    assert settled(http, "first")["state"] == "ready"
+    monkeypatch.setattr(documents, "_PATIENCE", 0.0)
+    with writing(memory):
+        upload(http, "late", LETTER)
+        assert "the memory is being written" in settled(http, "late")["error"]
+    assert {http.delete(f"{PATH}/{name}").status_code for name in ("first", "late")} == {200}
 
 
 @pytest.mark.parametrize("locked", [False, True])
