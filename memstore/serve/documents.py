@@ -214,7 +214,7 @@ class Documents:
         """Raises ApiError (409) if the memory has a document of this name with other text."""
         with suppress(DocumentNotFound):
             document = self._store.document(name)
-            if document.state == "ready" and document.source_hash != digest:
+            if document.tokens and document.source_hash != digest:
                 raise _conflict(
                     f"document {name!r} exists with other text; delete it, or send mode=replace"
                 )

@@ -169,6 +169,8 @@ def test_a_cancelled_ingest_can_be_resumed(keyed: Served, monkeypatch: pytest.Mo
                 await anyio.sleep(0.01)
             begun = keyed.service.store.document("tides")
             assert begun.state == "ingesting"
+            other = await client.call_tool("ingest", {"name": "tides", "text": "It is low."})
+            assert other.is_error and "exists with other text" in other.content[0].text
             answer = await client.call_tool("ask", {"question": QUESTION, "documents": ["diary"]})
             assert answer.structured_content["answer"] == ANSWER
             await client.call_tool("forget", {"name": "tides"})
