@@ -13,18 +13,15 @@ from support.tiny_decoder import word_reader
 
 pytest.importorskip("fastapi")
 from memstore.model.passages.selector import Gate
+from memstore.model.source_text import Text
 from memstore.serve.access import Access
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, QUESTION
 from support.serving import serving
 
-pytestmark = [
-    pytest.mark.services,
-    pytest.mark.skipif(
-        chromium() is None or find_spec("websockets") is None,
-        reason="needs Debian's chromium and the package websockets: make services",
-    ),
-]
+MISSING = chromium() is None or find_spec("websockets") is None
+NEEDS = "needs Debian's chromium and the package websockets: make services"
+pytestmark = [pytest.mark.services, pytest.mark.skipif(MISSING, reason=NEEDS)]
 KEY = "a-key-for-the-inspector"
 HOSTILE = "The lid is <img src=x onerror=alert(1)> & <script>alert(2)</script> of the pot.\n"
 TEXT = "document.getElementById({!r}).textContent"
@@ -37,6 +34,7 @@ SENDING = """window.sent = [];
       const post = options?.method === 'POST';
       if (post) window.sent.push(JSON.parse(options.body).messages.length);
       return send(path, options); }"""
+STATE = "document.querySelector('tr[data-name{}] td')?.textContent === {!r}"
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -223,15 +221,19 @@ def test_the_page_can_be_used_by_keyboard_alone(page):
     page.until("document.activeElement.ariaPressed === 'true'")
 
 
-def test_a_file_is_uploaded_asked_and_deleted(page, tmp_path):
+def test_a_file_is_uploaded_asked_and_deleted(page, served, tmp_path):
     file = tmp_path / "cellar.txt"
     file.write_text("It rained for a week. " * 40 + "The combination of the oak cellar is 5812.\n")
     page.click("[data-view=documents]")
-    page.give_file("#files", file)
+    with served.busy():
+        page.give_file("#files", file)
+        page.until(STATE.format("^=cellar", "waiting"))
+        served.service.documents.add(Access(), Text("The oven is hot.", "other"))
+    page.until(STATE.format("=other", "ready"))
+    served.service.documents.delete(Access(), "other")
     page.until("document.getElementById('uploads').textContent.includes('ingested, ')")
     name = page.until("document.querySelector('tr[data-name^=cellar]')?.dataset.name")
     row = f"document.querySelector('tr[data-name={json.dumps(name)}]')"
-    assert "ready" in page.ask(f"{row}.textContent")
     page.click("[data-view=ask]")
     page.click("#scope summary")
     page.until(f"document.querySelectorAll('#scope-list input[value={json.dumps(name)}]').length")
@@ -263,18 +265,13 @@ def test_dropped_files_are_ingested_and_their_text_is_escaped(page, served):
           cancelable: true }})); }})()"""
     )
     page.until("document.getElementById('uploads').textContent.includes('ingested, ')")
-    name = page.until(
-        "[...document.querySelectorAll('tr[data-name]')].map((row) => row.dataset.name)"
-        ".find((name) => name.includes('pot'))"
-    )
-    page.ask(
-        f"""[...document.querySelectorAll('tr[data-name]')]
-        .find((row) => row.dataset.name === {json.dumps(name)}).querySelector('button').click()"""
-    )
+    page.click("[data-view=documents]")
+    page.until(STATE.format("*=pot", "ready"))
+    page.click("tr[data-name*=pot] button")
     page.until("document.getElementById('document-text')?.textContent.includes('onerror')")
     assert HOSTILE.strip() in page.ask(TEXT.format("document-text"))
     assert page.ask("document.querySelectorAll('#document img, #document script').length") == 0
-    served.service.documents.delete(Access(), name)
+    served.service.documents.delete(Access(), "<b>pot.txt")
 
 
 @pytest.mark.parametrize("width", [360, 390])
