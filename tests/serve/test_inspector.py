@@ -258,7 +258,7 @@ def test_a_file_is_uploaded_asked_and_deleted(page, served, tmp_path):
 
 
 def test_dropped_files_are_ingested_and_their_text_is_escaped(page, served):
-    dropped = f"new File([{json.dumps(HOSTILE)}], '<b>pot.txt')"
+    dropped = f"new File([{json.dumps(HOSTILE * 40)}], '<b>pot.txt')"
     page.ask(
         f"""(() => {{ const data = new DataTransfer(); data.items.add({dropped});
         document.body.dispatchEvent(new DragEvent('drop', {{ dataTransfer: data, bubbles: true,
@@ -270,6 +270,10 @@ def test_dropped_files_are_ingested_and_their_text_is_escaped(page, served):
     page.click("tr[data-name*=pot] button")
     page.until("document.getElementById('document-text')?.textContent.includes('onerror')")
     assert HOSTILE.strip() in page.ask(TEXT.format("document-text"))
+    more = "for (const click of [1, 2]) document.getElementById('later').click();"
+    page.ask(f"{more} new Promise((go) => setTimeout(go, 600))")  # both replies have come
+    blocks = "[...document.getElementById('document-text').children].map((n) => n.dataset.block)"
+    assert page.ask(blocks) == [str(block) for block in range(31)]
     assert page.ask("document.querySelectorAll('#document img, #document script').length") == 0
     served.service.documents.delete(Access(), "<b>pot.txt")
 
