@@ -8,16 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memstore.errors import (
-    CorruptMemory,
-    DocumentNotFound,
-    InvalidInput,
-    MemoryLocked,
-    MemoryNotFound,
-    ReadOnlyMemory,
-    StorageFull,
-    StoreUnavailable,
-)
+from memstore import errors
+from memstore.errors import InvalidInput
 from memstore.serve.access import read_keys
 from memstore.serve.api_errors import as_api_error
 from memstore.serve.app import check_exposed
@@ -67,7 +59,7 @@ def test_serving_beyond_loopback_needs_keys() -> None:
     ("lines", "what"),
     [
         ("", "no key"), ("short", "16 characters"), (f"{READS}\n{READS} write", "twice"),
-        (f"{READS} everything", "not a scope"),
+        (f"{READS} everything", "not a scope"), (f"{READS}ü", "all of ASCII"),
     ],
 )  # fmt: skip
 def test_a_key_file_with_an_invalid_line_is_refused(tmp_path: Path, lines: str, what: str) -> None:
@@ -206,15 +198,12 @@ def connected(server: Served) -> socket.socket:
 # What answers say
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        DocumentNotFound, MemoryLocked, StorageFull, ReadOnlyMemory, StoreUnavailable,
-        MemoryNotFound, CorruptMemory,
-    ],
-)  # fmt: skip
-def test_errors_name_neither_the_memorys_directory_nor_other_documents(kind: type) -> None:
-    error = as_api_error(kind("/srv/mem: no document 'a'; it holds 'secret'"))
+STORAGE = "DocumentNotFound MemoryLocked MemoryNotFound ReadOnlyMemory StorageFull CorruptMemory"
+
+
+@pytest.mark.parametrize("kind", [*STORAGE.split(), "StoreUnavailable"])
+def test_errors_name_neither_the_memorys_directory_nor_other_documents(kind: str) -> None:
+    error = as_api_error(getattr(errors, kind)("/srv/mem: no document 'a'; it holds 'secret'"))
     assert "/srv" not in error.message and "secret" not in error.message
     assert error.code not in (None, "internal_error") and "\n" not in error.message
 

@@ -113,8 +113,12 @@ def test_a_search_of_too_many_tokens_is_refused(narrow: Served) -> None:
 def test_a_server_looks_up_as_its_options_say(tmp_path: Path) -> None:
     with serving(tmp_path / "mem"):
         pass
-    with process(tmp_path / "mem", "--cmt-cutoff", "1") as (_, url):
-        answer = httpx2.post(url + CHAT, json={**ASKED, "memstore": {"trace": True}}, timeout=60)
+    options = ["--allow-host", "Barn.LAN", "--allow-origin", "https://Friend.example/"]
+    headers = {"Host": "barn.lan:80", "Origin": "https://friend.example"}  # as a browser sends them
+    with process(tmp_path / "mem", "--cmt-cutoff", "1", *options) as (_, url):
+        body = {**ASKED, "memstore": {"trace": True}}
+        answer = httpx2.post(url + CHAT, json=body, headers=headers, timeout=60)
+    assert answer.headers["access-control-allow-origin"] == headers["Origin"]
     assert answer.json()["memstore"]["lookups"]["done"] == 0
 
 
