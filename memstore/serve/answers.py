@@ -15,6 +15,7 @@ from memstore.model.model_api import Chat
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.session import AskSession, BlockId, Continuation, TokenRead, Trace, read_pending
 from memstore.serve.api_errors import ApiError
+from memstore.store.memory_store import Names
 
 _CUT = 3  # most tokens that continue one character
 CANDIDATES = 12  # best candidates that a trace reports, besides the chosen passages
@@ -26,13 +27,13 @@ MayRead = Callable[[str], bool]
 @dataclass(frozen=True)
 class Question:
     """A question after earlier turns, each (message of the user, answer). settings: fields of
-    AnswerSettings. documents: called when the question is answered, gives the documents to search;
-    trace: report the sources of every token; may_read: may the client see a document?
+    AnswerSettings. documents: those to search, looked up when the question is answered; trace:
+    report the sources of every token; may_read: may the client see a document?
     """
 
     text: str
     settings: Mapping[str, Any]
-    documents: Callable[[], Sequence[str]]
+    documents: Names
     turns: Sequence[tuple[str, str]] = ()
     trace: bool = False
     may_read: Callable[[str], bool] = lambda name: True

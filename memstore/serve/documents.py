@@ -5,7 +5,7 @@ ingest uploads in the background, and the routes under /v1/memstore for all this
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,7 @@ from memstore.serve.requests import Strict, entries
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Job, Worker
 from memstore.store.committed import Mode
-from memstore.store.memory_store import MemoryStore
+from memstore.store.memory_store import MemoryStore, Names
 
 _INTERRUPTED = "its ingest was interrupted; upload it again to resume"
 _NAME_BYTES = 400
@@ -86,14 +86,13 @@ class Documents:
             self.check(access, name)
         return [document.name for document in self._store.ready(names)] if names else []
 
-    def chosen(self, access: Access, names: list[str] | None) -> Callable[[], list[str]]:
-        """A function that returns the documents to search, for a question in the queue. Named
-        documents must exist now; None: all documents when the question is answered.
+    def chosen(self, access: Access, names: list[str] | None) -> Names:
+        """The documents to search, for a question in the queue. Named documents must exist now;
+        None: all that the key may read when the question is answered.
         """
-        if names is None:
-            return lambda: self.readable(access)
-        named = self.readable(access, names)
-        return lambda: named
+        if names is not None:
+            return self.readable(access, names)
+        return partial(self.readable, access) if access.only else None
 
     def check(self, access: Access, name: str) -> None:
         """Raises ApiError (404) if the document does not exist, or the key may not read it."""
@@ -143,10 +142,10 @@ class Documents:
         self.check_length(query, "query")
 
         def work() -> Matches:
-            readable = partial(self.readable, access, names)
-            if not readable():
+            wanted = self.chosen(access, names)
+            if not self._store.ready(wanted):
                 return Matches()
-            return self._model.search(query, self._store, documents=readable, top_k=top_k)
+            return self._model.search(query, self._store, documents=wanted, top_k=top_k)
 
         return await self._worker.run(work)
 

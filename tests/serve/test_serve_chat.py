@@ -43,9 +43,18 @@ def test_streamed_chat_sends_the_same_text_usage_and_sources(served: Served) -> 
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == ANSWER
     assert chunks[-1].usage.completion_tokens > 0
-    (sources,) = [chunk.model_extra["memstore"] for chunk in chunks if "memstore" in
-                  chunk.model_extra]  # fmt: skip
+    (sources,) = [one.memstore for one in chunks if hasattr(one, "memstore")]
     assert sources["sources"][0]["document"] == "diary"
+
+
+def test_documents_are_not_looked_up_by_name_to_search_all(served, monkeypatch) -> None:
+    store, names = served.service.store, list[object]()
+    document = store.document
+    monkeypatch.setattr(store, "document", lambda name: names.append(name) or document(name))
+    assert served.chat(QUESTION).choices[0].message.content == ANSWER
+    with served.client() as client:
+        assert client.post("/v1/memstore/search", json={"query": "barn"}).json()["data"]
+    assert not [name for name in names if isinstance(name, str)]  # there may be 100,000
 
 
 def test_earlier_messages_are_read_before_the_question(served: Served) -> None:
