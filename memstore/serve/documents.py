@@ -258,7 +258,7 @@ class Documents:
         row: dict[str, Any] = {
             "object": "memstore.document",
             "name": name,
-            "state": "failed",
+            "state": "failed" if error else "waiting",
             "progress": 0.0,
             "error": error,
             "tokens": 0,
