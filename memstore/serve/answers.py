@@ -246,7 +246,7 @@ def _choice(session: AskSession, may_read: MayRead) -> dict[str, Any] | None:
     """The last choice of a session that chooses once: best candidates and chosen passages."""
     if not isinstance(session, PassageSession) or session.candidates is None:
         return None
-    candidates, gate, store = session.candidates, session.reader.gate, session.store
+    candidates, store = session.candidates, session.store
     chosen = {(block.document, block.block): block for block in session.chosen}
     best = {(block.document, block.block): block for block in candidates.best(CANDIDATES)}
     ranked = sorted({**best, **chosen}.items(), key=lambda item: (-item[1].score, item[0]))
@@ -258,10 +258,10 @@ def _choice(session: AskSession, may_read: MayRead) -> dict[str, Any] | None:
                 source = Source.of(session.reader, store, document, block, one.score)
                 is_chosen = (number, block) in chosen
                 rows.append(source.citation | {"score": source.weight, "chosen": is_chosen})
-    scores, caution = candidates.scores, session.settings.caution
+    scores, needed = candidates.scores, session.needed
     return {
         "blocks": candidates.blocks,
         "confidence": round(float(scores.max()), 4) if len(scores) else None,
-        "threshold": None if gate is None else round(gate.threshold(candidates.blocks, caution), 4),
+        "threshold": None if needed is None else round(needed, 4),
         "candidates": rows,
     }

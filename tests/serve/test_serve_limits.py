@@ -56,16 +56,12 @@ def leaving(server: Served, path: str, request: dict[str, Any]) -> Iterator[None
 def test_a_full_queue_answers_429_with_retry_after(narrow: Served) -> None:
     short = {**ASKED, "max_tokens": 8}
     with endless(narrow):
-        answers: list[Any] = []
-
-        def ask() -> None:
-            answers.append(narrow.openai().chat.completions.create(**short))
-
-        waiting = threading.Thread(target=ask)
+        create, answers = narrow.openai().chat.completions.create, list[Any]()
+        waiting = threading.Thread(target=lambda: answers.append(create(**short)))
         waiting.start()
         narrow.settled(active=1, waiting=1)
         with pytest.raises(openai.RateLimitError) as refused:
-            narrow.openai().chat.completions.create(**short)
+            create(**short)
         assert int(refused.value.response.headers["retry-after"]) >= 1
         assert refused.value.code == "overloaded"
         with narrow.client() as client:
@@ -137,10 +133,8 @@ def test_a_server_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
             ask = threading.Thread(target=lambda: told.append(http.post(CHAT, json=slow)))
             ask.start()
             with http.stream("POST", "/mcp", json=call, headers=accept) as agent:
-                while not all(
-                    line in http.get("/metrics").text
-                    for line in ("memstore_jobs 2.0", "memstore_active 1.0")
-                ):
+                load = ("memstore_jobs 2.0", "memstore_active 1.0")
+                while not all(line in http.get("/metrics").text for line in load):
                     time.sleep(0.02)
                 server.send_signal(signal.SIGTERM)
                 assert "ingest again to resume it" in agent.read().decode()

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from memstore.model.answer import NOT_SURE
+from memstore.model.passages.adaptation import Refusal
 from memstore.model.passages.selector import Gate
 from support.serving import Served, serving
 from support.tiny_decoder import word_reader
@@ -45,6 +46,13 @@ def test_chat_refuses_and_lists_the_closest_passages(gated: Served, stream: bool
     assert usage is None or usage.completion_tokens == 0
     _, traced, _ = reply(gated, ABSENT, stream=stream, trace=True)
     assert [source["tiers"] for source in traced["sources"]] == [[]] * len(report["sources"])
+
+
+def test_trace_names_a_needed_score_only_if_that_decides(gated: Served, monkeypatch) -> None:
+    for refusal in (None, Refusal(5, (0.5,) * 5)):
+        monkeypatch.setattr(gated.service.model, "refusal", refusal)
+        _, report, _ = reply(gated, PRESENT, trace=True)
+        assert report["choice"]["threshold"] == report["needed"] == (None if refusal else 0.5)
 
 
 def test_chat_answers_without_the_memory_where_it_is_allowed_to(gated: Served) -> None:
