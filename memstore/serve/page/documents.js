@@ -105,7 +105,9 @@ function deletion(name) {
     }
     button.disabled = true;
     try {
-      await remove(`${DOCUMENTS}/${name.split("/").map(encodeURIComponent).join("/")}`);
+      const parts = name.split("/").map((part) => `/${encodeURIComponent(part)}`).join("");
+      // a browser would resolve "..", and delete another document
+      await remove(DOCUMENTS + parts.replace(/\/(?=\.\.?(\/|$))/g, "%2F"));
     } catch (error) {
       problem(error);
     }
