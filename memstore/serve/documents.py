@@ -144,7 +144,7 @@ class Documents:
         def work() -> Matches:
             wanted = self.chosen(access, names)
             if not self._store.ready(wanted):
-                return Matches()
+                return Matches(answered=False)
             return self._model.search(query, self._store, documents=wanted, top_k=top_k)
 
         return await self._worker.run(work)
