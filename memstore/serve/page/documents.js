@@ -10,6 +10,7 @@ import { welcome } from "./welcome.js";
 const EVERY = 400; // milliseconds between two looks at a file that is being ingested
 
 let started = false, drawn = "", timer = null;
+let list = null; // the list that all uploads wait for
 
 export function startDocuments(served) {
   $("drop").hidden = !served.write;
@@ -117,6 +118,12 @@ function deletion(name) {
   return button;
 }
 
+// The list, a little later.
+function later() {
+  const look = () => get(DOCUMENTS).finally(() => (list = null));
+  return (list ??= new Promise((resolve) => setTimeout(resolve, EVERY)).then(look));
+}
+
 // Upload a file, and show its progress until the model has read it.
 export async function add(file) {
   const bar = el("progress", { max: "1", value: "0", "aria-label": `uploading ${file.name}` });
@@ -131,13 +138,12 @@ export async function add(file) {
   };
   try {
     let row = await upload(file, (part) => (bar.value = part / 10));
-    documentsShown(); // from where it can be deleted while it waits
+    if (!$("view-documents").hidden) documentsShown(); // it can be deleted while it waits
     welcome(true);
     while (row && reading(row)) {
       bar.value = 0.1 + 0.9 * row.progress;
       state.textContent = stateOf(row);
-      await new Promise((resolve) => setTimeout(resolve, EVERY));
-      const { data } = await get(DOCUMENTS);
+      const { data } = await later();
       row = data.find((one) => one.name === row.name);
     }
     bar.value = 1;
