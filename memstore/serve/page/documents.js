@@ -9,8 +9,8 @@ import { welcome } from "./welcome.js";
 
 const EVERY = 400; // milliseconds between two looks at a file that is being ingested
 
-let started = false, drawn = "", timer = null;
-let list = null; // the list that all uploads wait for
+let started = false, drawn = "", timer = null, latest = 0;
+let soon = null, list = null; // what all uploads wait for: a look at the page, and at the list
 
 export function startDocuments(served) {
   $("drop").hidden = !served.write;
@@ -41,9 +41,11 @@ export function uploadsFrom(input) {
 
 // Show the list, and its changes while a document is being ingested.
 export async function documentsShown() {
+  const mine = ++latest;
   clearTimeout(timer);
   try {
     const [{ data }, { stored }] = await Promise.all([get(DOCUMENTS), get(ABOUT)]);
+    if (mine !== latest) return; // a later request is on its way
     $("totals").replaceChildren(...(stored === null ? [] : [
       figure(count(stored.documents), stored.documents === 1 ? "document" : "documents"),
       figure(count(stored.tokens), "tokens"), figure(bytes(stored.file_bytes), "on disk")]));
@@ -118,6 +120,15 @@ function deletion(name) {
   return button;
 }
 
+// Show the list and the invitation, once for many files.
+function shownSoon() {
+  soon ??= setTimeout(() => {
+    soon = null;
+    documentsShown();
+    welcome(true);
+  }, EVERY);
+}
+
 // The list, a little later.
 function later() {
   const look = () => get(DOCUMENTS).finally(() => (list = null));
@@ -138,8 +149,7 @@ export async function add(file) {
   };
   try {
     let row = await upload(file, (part) => (bar.value = part / 10));
-    if (!$("view-documents").hidden) documentsShown(); // it can be deleted while it waits
-    welcome(true);
+    shownSoon(); // it can be deleted while it waits
     while (row && reading(row)) {
       bar.value = 0.1 + 0.9 * row.progress;
       state.textContent = stateOf(row);
@@ -156,6 +166,5 @@ export async function add(file) {
   } catch (error) {
     fail(reason(error));
   }
-  documentsShown();
-  welcome(true);
+  shownSoon();
 }
