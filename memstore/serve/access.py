@@ -68,8 +68,8 @@ def granted(keys: Keys, key: str) -> Access | None:
 
 def _scope(words: Sequence[str], line: str) -> Access:
     key, *scopes = words
-    if len(key) < _LEAST:
-        raise InvalidInput(f"{line}: a key needs at least {_LEAST} characters")
+    if len(key) < _LEAST or not key.isascii():  # clients encode other letters differently
+        raise InvalidInput(f"{line}: a key needs at least {_LEAST} characters, all of ASCII")
     write, only = False, []
     for scope in scopes:
         if scope.startswith("only="):

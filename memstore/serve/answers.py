@@ -4,18 +4,18 @@ session, and the outcome with its sources and an optional trace of every token.
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Source, answer_sentence, holds, refusal
+from memstore.model.answer import Answer, Source, refusal
 from memstore.model.model_api import Chat
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.session import AskSession, BlockId, Continuation, TokenRead, Trace, read_pending
 from memstore.serve.api_errors import ApiError
-from memstore.store.memory_store import MemoryStore
+from memstore.store.memory_store import Names
 
 _CUT = 3  # most tokens that continue one character
 CANDIDATES = 12  # best candidates that a trace reports, besides the chosen passages
@@ -27,13 +27,13 @@ MayRead = Callable[[str], bool]
 @dataclass(frozen=True)
 class Question:
     """A question after earlier turns, each (message of the user, answer). settings: fields of
-    AnswerSettings. documents: called when the question is answered, gives the documents to search;
-    trace: report the sources of every token; may_read: may the client see a document?
+    AnswerSettings. documents: those to search, looked up when the question is answered; trace:
+    report the sources of every token; may_read: may the client see a document?
     """
 
     text: str
     settings: Mapping[str, Any]
-    documents: Callable[[], Sequence[str]]
+    documents: Names
     turns: Sequence[tuple[str, str]] = ()
     trace: bool = False
     may_read: Callable[[str], bool] = lambda name: True
@@ -158,20 +158,15 @@ def decode_batch(works: Sequence[Iterator[Any]]) -> None:
 def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
     """The `memstore` field of the answer."""
     may_read = question.may_read
+    sources = [source for source in answer.sources if may_read(source.document)]
     report: dict[str, Any] = {
         "answered": answer.answered,
         "needed": answer.needed,
         "doubt": answer.doubt,
-        "sources": [source.citation for source in answer.sources if may_read(source.document)],
+        "sources": [source.citation for source in sources],
     }
     if question.trace:
-        most = question.settings["max_sources"]
-        traced = report_trace(chat.trace, chat.session, answer.text, most, may_read)
-        if answer.refused:
-            traced["sources"] = [{**source, "tiers": []} for source in report["sources"]]
-        for source in traced["sources"]:
-            source["sentence"] = answer_sentence(source["text"], question.text, answer.text)
-        report |= traced
+        report |= report_trace(chat.trace, chat.session, answer.text, sources, may_read)
     return report
 
 
@@ -179,36 +174,37 @@ def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
 
 
 def report_trace(
-    trace: Trace, session: AskSession, text: str | None, most: int, may_read: MayRead
+    trace: Trace,
+    session: AskSession,
+    text: str | None,
+    sources: Sequence[Source],
+    may_read: MayRead,
 ) -> dict[str, Any]:
-    """The report of a traced answer: each source with its text and place; the candidates and scores
-    of a model that chooses once for a question; the sources of each token; and the costs.
+    """The report of a traced answer: its sources with their tiers; the candidates and scores of a
+    model that chooses once for a question; the sources of each token; and the costs.
 
-    text: the answer, if it is only a part of the tokens' text (stripped, or cut at a stop text);
-    most: most sources. Documents that the client may not see, or that were deleted, are left out.
+    text: the answer, if it is only a part of the tokens' text (stripped, or cut at a stop text).
+    Candidates that the client may not see, or that were deleted, are left out.
     """
     reader = trace.reader
-    source_of = _shown(reader, session.store, may_read)
-    ranked = [(block_id, source_of(block_id, mass)) for block_id, mass in trace.ranked(most)]
-    shown = [(block_id, source) for block_id, source in ranked if source is not None]
-    shown.sort(key=lambda one: not holds(one[1].text, text or ""))
-    number = {block_id: index for index, (block_id, _) in enumerate(shown)}
+    numbers = {(source.document, source.block): at for at, source in enumerate(sources)}
+    number = dict[BlockId, int | None]()
+    for document, block in trace.blocks:
+        with suppress(DocumentNotFound):  # deleted concurrently
+            number[document, block] = numbers.get((session.store.document(document).name, block))
     tokens = _tokens_of(text, trace)
     return {
         "reader": "landmarks" if reader.keeps is None else "choosing",
         "answered": session.answered,
-        "sources": [
-            source.citation | {"tiers": sorted(trace.blocks[block_id])}
-            for block_id, source in shown
-        ],
-        "choice": _choice(session, source_of),
+        "sources": [source.citation | {"tiers": sorted(source.tiers)} for source in sources],
+        "choice": _choice(session, may_read),
         "tokens": [
             {
                 "text": piece,
                 "sources": [
-                    [number[block_id], round(mass, 4)]
+                    [at, round(mass, 4)]
                     for block_id, mass in read.blocks
-                    if block_id in number
+                    if (at := number.get(block_id)) is not None
                 ],
             }
             for piece, read in tokens
@@ -230,26 +226,6 @@ def pieces(reader: ModelAdapter, tokens: Sequence[int]) -> list[str]:
     ]
 
 
-def _shown(
-    reader: ModelAdapter, store: MemoryStore, may_read: MayRead
-) -> Callable[[BlockId, float], Source | None]:
-    """A function of a block that returns its text and place, or None if the client may not see it,
-    or it was deleted.
-    """
-
-    def source(block_id: BlockId, weight: float) -> Source | None:
-        number, block = block_id
-        try:
-            document = store.document(number)
-            if may_read(document.name):
-                return Source.of(reader, store, document, block, weight)
-        except DocumentNotFound:  # deleted concurrently
-            pass
-        return None
-
-    return source
-
-
 def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
     """The tokens of `text`, which is a part of all tokens' text, and the sources of each."""
     texts = pieces(trace.reader, [read.token for read in trace.tokens])
@@ -266,26 +242,26 @@ def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
     return parts
 
 
-def _choice(
-    session: AskSession, source_of: Callable[[BlockId, float], Source | None]
-) -> dict[str, Any] | None:
+def _choice(session: AskSession, may_read: MayRead) -> dict[str, Any] | None:
     """The last choice of a session that chooses once: best candidates and chosen passages."""
     if not isinstance(session, PassageSession) or session.candidates is None:
         return None
-    candidates, gate = session.candidates, session.reader.gate
+    candidates, store = session.candidates, session.store
     chosen = {(block.document, block.block): block for block in session.chosen}
     best = {(block.document, block.block): block for block in candidates.best(CANDIDATES)}
     ranked = sorted({**best, **chosen}.items(), key=lambda item: (-item[1].score, item[0]))
     rows = []
-    for block_id, block in ranked:
-        source = source_of(block_id, block.score)
-        if source is None:  # a block of the conversation, or of a hidden document
-            continue
-        rows.append(source.citation | {"score": source.weight, "chosen": block_id in chosen})
-    scores, caution = candidates.scores, session.settings.caution
+    for (number, block), one in ranked:
+        with suppress(DocumentNotFound):  # deleted concurrently
+            document = store.document(number)
+            if may_read(document.name):
+                source = Source.of(session.reader, store, document, block, one.score)
+                is_chosen = (number, block) in chosen
+                rows.append(source.citation | {"score": source.weight, "chosen": is_chosen})
+    scores, needed = candidates.scores, session.needed
     return {
         "blocks": candidates.blocks,
         "confidence": round(float(scores.max()), 4) if len(scores) else None,
-        "threshold": None if gate is None else round(gate.threshold(candidates.blocks, caution), 4),
+        "threshold": None if needed is None else round(needed, 4),
         "candidates": rows,
     }

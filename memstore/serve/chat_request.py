@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from memstore.model.answer import NOT_SURE
 from memstore.serve.access import Access
 from memstore.serve.answers import Question
 from memstore.serve.api_errors import ApiError
@@ -113,8 +114,9 @@ def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[tupl
     """Earlier turns, and the question.
 
     Instructions (role system or developer) are put before the user's next message, for a model with
-    a chat template; a model without one reads only the user's messages. Raises ApiError if the last
-    message is not a question of the user.
+    a chat template; a model without one reads only the user's messages. A refusal is no answer: its
+    passages would be read as one. Raises ApiError if the last message is not a question of the
+    user.
     """
     turns: list[tuple[str, str]] = []
     texts: list[str] = []  # messages of the user since the last answer
@@ -122,7 +124,7 @@ def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[tupl
     for message in messages:
         text = _text_of(message.content)
         if message.role == "assistant":
-            turns.append(("\n\n".join(texts), text))
+            turns.append(("\n\n".join(texts), "" if text.startswith(NOT_SURE) else text))
             texts, asked = [], False
         elif message.role == "user":
             texts.append(text)

@@ -5,7 +5,7 @@ ingest uploads in the background, and the routes under /v1/memstore for all this
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from pydantic import Field, StringConstraints
 
 from memstore.disk.format.document import Document
 from memstore.documents import read
-from memstore.errors import DocumentNotFound, MemstoreError
+from memstore.errors import DocumentNotFound, MemoryLocked, MemstoreError
 from memstore.model.answer import Matches, block_texts
 from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
@@ -30,11 +30,13 @@ from memstore.serve.requests import Strict, entries
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Job, Worker
 from memstore.store.committed import Mode
-from memstore.store.memory_store import MemoryStore
+from memstore.store.memory_store import MemoryStore, Names
 
+_INTERRUPTED = "its ingest was interrupted; upload it again to resume"
 _NAME_BYTES = 400
 _FAILED = 100  # remembered failed uploads
 _WAIT_SECONDS = 30.0  # a deletion's wait for an upload to stop at the end of a chunk
+_PATIENCE = 3600.0  # seconds that an upload whose turn has come waits for another writing process
 _CONVERTED_AT_ONCE = 2  # concurrent conversions, each a process that takes much memory
 _BLOCKS = 64  # most blocks of text in a response
 # control characters, line separators, direction marks, and lone surrogates
@@ -43,13 +45,16 @@ _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-
 
 @dataclass(eq=False)
 class Upload:
-    """An upload that is not ingested yet, or failed. job.latest: its last IngestProgress."""
+    """An upload that is not ingested yet, or failed. job.latest: its last IngestProgress; ended:
+    when it failed.
+    """
 
     characters: int
+    digest: str
     notes: Sequence[str]
-    began: float = field(default_factory=time.time)
     job: Job = field(init=False)
     error: ApiError | None = None
+    ended: float = 0.0
 
     @property
     def active(self) -> bool:
@@ -81,14 +86,13 @@ class Documents:
             self.check(access, name)
         return [document.name for document in self._store.ready(names)] if names else []
 
-    def chosen(self, access: Access, names: list[str] | None) -> Callable[[], list[str]]:
-        """A function that returns the documents to search, for a question in the queue. Named
-        documents must exist now; None: all documents when the question is answered.
+    def chosen(self, access: Access, names: list[str] | None) -> Names:
+        """The documents to search, for a question in the queue. Named documents must exist now;
+        None: all that the key may read when the question is answered.
         """
-        if names is None:
-            return lambda: self.readable(access)
-        named = self.readable(access, names)
-        return lambda: named
+        if names is not None:
+            return self.readable(access, names)
+        return partial(self.readable, access) if access.only else None
 
     def check(self, access: Access, name: str) -> None:
         """Raises ApiError (404) if the document does not exist, or the key may not read it."""
@@ -104,8 +108,8 @@ class Documents:
         documents = {one.name: one for one in self._store.documents() if access.sees(one.name)}
         with self._lock:
             uploads = {name: one for name, one in self._uploads.items() if access.sees(name)}
-        rows = [_row(name, one, uploads.pop(name, None)) for name, one in documents.items()]
-        return rows + [_row(name, None, upload) for name, upload in uploads.items()]
+        rows = [self._row(name, one, uploads.pop(name, None)) for name, one in documents.items()]
+        return rows + [self._row(name, None, upload) for name, upload in uploads.items()]
 
     def row(self, access: Access, name: str) -> dict[str, Any]:
         """One row of `listed`. Raises ApiError (404)."""
@@ -114,7 +118,7 @@ class Documents:
         if upload is None or not access.sees(name):
             self.check(access, name)
         document = self._store.document(name) if self._store.has(name) else None
-        return _row(name, document, upload)
+        return self._row(name, document, upload)
 
     def blocks(self, access: Access, name: str, first: int, end: int) -> list[dict[str, Any]]:
         """Blocks first .. end - 1 of a document, {"block", "span", "text"} each; their texts are
@@ -138,10 +142,10 @@ class Documents:
         self.check_length(query, "query")
 
         def work() -> Matches:
-            readable = partial(self.readable, access, names)
-            if not readable():
-                return Matches()
-            return self._model.search(query, self._store, documents=readable, top_k=top_k)
+            wanted = self.chosen(access, names)
+            if not self._store.ready(wanted):
+                return Matches(answered=False)
+            return self._model.search(query, self._store, documents=wanted, top_k=top_k)
 
         return await self._worker.run(work)
 
@@ -176,13 +180,12 @@ class Documents:
             known = self._uploads.get(name)
             if known is not None and known.active:
                 raise _conflict(f"a document {name!r} is being ingested; wait until it is ready")
-            upload = Upload(len(text.content), text.notes)
+            upload = Upload(len(text.content), text.digest, text.notes)
             waiting = sum(one.characters for one in self._uploads.values() if one.active)
             if waiting and waiting + upload.characters > self._most_characters:
                 raise Busy("too many documents wait to be ingested; upload again later")
-            steps = self._model.ingesting(text, self._store, mode=mode)
-            ended = partial(self._ended, upload, name, text.digest)
-            upload.job = self._worker.in_background(steps, ended)
+            ended = partial(self._ended, upload, name)
+            upload.job = self._worker.in_background(self._ingesting(text, mode), ended)
             self._uploads[name] = upload
         return upload
 
@@ -202,26 +205,38 @@ class Documents:
             with self._lock:
                 if self._uploads.get(name) is upload:
                     del self._uploads[name]
-        with suppress(DocumentNotFound):  # its ingest never began
-            self._store.forget(name)
+        if upload is None or self._store.has(name):  # else its ingest never began
+            with suppress(DocumentNotFound):
+                self._store.forget(name)
 
     def _check_free(self, name: str, digest: str) -> None:
         """Raises ApiError (409) if the memory has a document of this name with other text."""
         with suppress(DocumentNotFound):
             document = self._store.document(name)
-            if document.state == "ready" and document.source_hash != digest:
+            if document.tokens and document.source_hash != digest:
                 raise _conflict(
                     f"document {name!r} exists with other text; delete it, or send mode=replace"
                 )
 
-    def _ended(self, upload: Upload, name: str, digest: str, job: Job) -> None:
+    def _ingesting(self, text: Text, mode: Mode) -> Generator[Any, None, Document]:
+        """As ModelAPI.ingesting; yields None while another process writes."""
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return (yield from self._model.ingesting(text, self._store, mode=mode))
+            except MemoryLocked:
+                if time.monotonic() >= until:
+                    raise
+            yield None
+
+    def _ended(self, upload: Upload, name: str, job: Job) -> None:
         """Record the end of an upload. Called on the model's thread."""
         error, job.error = job.error, None  # its traceback holds the text
         if error is not None:
-            upload.error = as_api_error(error)
+            upload.error, upload.ended = as_api_error(error), time.time()
             with suppress(MemstoreError):
                 document = self._store.document(name)
-                if document.state != "ready" and document.source_hash == digest:
+                if document.state != "ready" and document.source_hash == upload.digest:
                     self._store.forget(name)  # drop the unfinished document
         with self._lock:
             if error is None and self._uploads.get(name) is upload:
@@ -229,6 +244,48 @@ class Documents:
             failed = [name for name, one in self._uploads.items() if one.error is not None]
             for name in failed[: max(0, len(failed) - _FAILED)]:
                 del self._uploads[name]
+
+    def _row(self, name: str, document: Document | None, upload: Upload | None) -> dict[str, Any]:
+        """A document, its upload, or both, as JSON values. state: "waiting", "ingesting", "ready",
+        "failed"; progress: 0..1; notes: on parts of the file that could not be read.
+        """
+        if document and document.state == "ready" and upload and upload.error:
+            same = document.source_hash == upload.digest
+            upload = None if same or document.created > upload.ended else upload  # read since
+        error = None if upload is None or upload.error is None else upload.error.message
+        if document and not error and not (upload and upload.active):
+            error = _INTERRUPTED if self._store.interrupted(document) else None
+        row: dict[str, Any] = {
+            "object": "memstore.document",
+            "name": name,
+            "state": "failed" if error else "waiting",
+            "progress": 0.0,
+            "error": error,
+            "tokens": 0,
+            "blocks": 0,
+            "bytes": 0,
+            "created": None,
+            "notes": list(upload.notes) if upload else document.notes if document else [],
+        }
+        if document is not None:
+            ready = document.state == "ready"
+            row |= {
+                "state": "ready" if ready else "failed" if error else "ingesting",
+                "progress": float(ready),
+                "tokens": document.tokens,
+                "blocks": document.blocks,
+                "bytes": document.bytes,
+                "created": int(document.created),
+            }
+        if upload is not None and upload.active:
+            row["state"] = "waiting"
+            if (at := upload.job.latest) is not None:
+                row |= {
+                    "state": "ingesting",
+                    "progress": round(at.characters / max(1, at.total_characters), 4),
+                    "tokens": at.tokens,
+                }
+        return row
 
 
 def _converted(file: UploadFile, name: str | None) -> Text:
@@ -253,45 +310,6 @@ def check_name(name: str) -> None:
 
 def _conflict(message: str) -> ApiError:
     return ApiError(409, message, code="document_exists", param="name")
-
-
-def _row(name: str, document: Document | None, upload: Upload | None) -> dict[str, Any]:
-    """A document, its upload, or both, as JSON values. state: "waiting", "ingesting", "ready" or
-    "failed"; progress: 0..1; notes: on parts of the file that could not be read.
-    """
-    if document and upload and upload.error and document.created > upload.began:
-        upload = None if document.state == "ready" else upload  # another process has read it since
-    row: dict[str, Any] = {
-        "object": "memstore.document",
-        "name": name,
-        "state": "failed",
-        "progress": 0.0,
-        "error": None if upload is None or upload.error is None else upload.error.message,
-        "tokens": 0,
-        "blocks": 0,
-        "bytes": 0,
-        "created": None,
-        "notes": list(upload.notes) if upload else document.notes if document else [],
-    }
-    if document is not None:
-        ready = document.state == "ready"
-        row |= {
-            "state": "ready" if ready else "failed" if row["error"] else "ingesting",
-            "progress": float(ready),
-            "tokens": document.tokens,
-            "blocks": document.blocks,
-            "bytes": document.bytes,
-            "created": int(document.created),
-        }
-    if upload is not None and upload.active:
-        row["state"] = "waiting"
-        if (at := upload.job.latest) is not None:
-            row |= {
-                "state": "ingesting",
-                "progress": round(at.characters / max(1, at.total_characters), 4),
-                "tokens": at.tokens,
-            }
-    return row
 
 
 class NewFile(Strict):

@@ -56,7 +56,7 @@ class Service:
         return self.worker.steps(answer), answer.outcome
 
     def _chat(self, question: Question) -> AbstractContextManager[Chat]:
-        if not question.documents() and question.settings.get("from_memory", True):
+        if question.settings.get("from_memory", True) and not self.store.ready(question.documents):
             message = "the memory holds no documents to answer from; upload one first"
             raise ApiError(409, message, code="no_documents")
         return self.model.chat(self.store, question.documents, own_blocks=self._own_blocks)

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 from memstore.serve.api_errors import Busy, Stopped
 
 T = TypeVar("T")
+_PAUSE = 0.2  # seconds until a job that cannot go on is tried again
 
 
 @dataclass(eq=False)
 class Job:
-    """Work in steps: a question, a search, or an ingest in the background.
+    """Work in steps: a question, a search, or an ingest in the background, which yields None if it
+    cannot go on yet.
 
     on_item: called with each yielded value; on_end: called when the work is done, failed or
     stopped; both on the model's thread. latest: the last yielded value; result: the returned value,
@@ -61,7 +63,7 @@ class Worker:
         self._queue: deque[Job] = deque()
         self._active: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
-        self._steps_since_job = 0
+        self._steps_since_job, self._paused_until = 0, 0.0
         self._refusing = self._ending = False
         self._thread = threading.Thread(target=self._run, name="memstore-model", daemon=True)
         self._thread.start()
@@ -175,7 +177,7 @@ class Worker:
                 turn = self._next()
                 while turn is None and not self._ending:
                     self._changed.notify_all()
-                    self._changed.wait()
+                    self._changed.wait(_PAUSE if self._jobs else None)
                     turn = self._next()
             if self._ending or turn is None:
                 break
@@ -191,7 +193,8 @@ class Worker:
             self._active.append(self._queue.popleft())
         if self._jobs:
             stopping = next((job for job in self._jobs if job.stopping), None)
-            if stopping or not self._active or self._steps_since_job >= self._between:
+            turn = not self._active or self._steps_since_job >= self._between
+            if stopping or (turn and time.monotonic() >= self._paused_until):
                 self._steps_since_job = 0
                 return stopping or self._jobs[0]
         if self._active:
@@ -207,6 +210,8 @@ class Worker:
                 if self._before_step is not None and job in self._active:
                     self._before_step([job.work, *self._others(job)])
                 job.latest = next(job.work)
+                if job.latest is None:
+                    self._paused_until = time.monotonic() + _PAUSE
                 job.on_item(job.latest)
                 return
             _close(job.work)

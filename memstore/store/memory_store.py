@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from memstore.block import BlockKey
 from memstore.closing import Closing
 from memstore.decode import T
-from memstore.disk.files import INDEX, remove_index
+from memstore.disk.files import INDEX, WRITER, remove_index
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
@@ -32,6 +32,7 @@ from memstore.errors import (
     MemoryExists,
     MemoryLocked,
     MemoryNotFound,
+    MemstoreError,
     ReadOnlyMemory,
 )
 from memstore.share.publication_options import is_url
@@ -313,6 +314,19 @@ class MemoryStore(Closing):
     def has(self, name: str) -> bool:
         """Whether a document of this name exists, ready or still being ingested."""
         return any(row.is_listed for row in self._named(name))
+
+    def interrupted(self, document: Document) -> bool:
+        """Whether a document is partly ingested, and no process is writing it. False if that cannot
+        be found out.
+        """
+        database = self._catalog.database
+        if document.state != "ingesting" or document.name in database.names_written:
+            return False
+        lock = database.path / WRITER  # a writer that ends in order empties it
+        held = lock.exists() and lock.stat().st_size
+        with suppress(MemstoreError), database.writer() if held else nullcontext():
+            return document in self._named(document.name)
+        return False
 
     def document(self, name: str | int) -> Document:
         """One document by name or id. Raises DocumentNotFound, which lists the memory's names.

@@ -171,19 +171,15 @@ def test_a_follow_up_is_expanded_by_the_question_before_it(learned, tmp_path, mo
     monkeypatch.setattr(type(learned.selector), "scores", watched)
     with memory(learned, tmp_path) as store, learned.session(store) as session:
         if told:  # as the turns before are, of a chat that a client sends whole
-            session.tell("Where is the red kettle?", "In the hall.")
+            session.tell("Where in mlil is the red kettle?", "In the hall.")
         else:
-            session.ask("Where is the red kettle?", lambda: None)
+            session.ask("Where in mlil is the red kettle?", lambda: None)
         best = store.document("inventory").id
         for asked, meant, before in (
-            ("And the grey ladder?", "And the grey ladder?", "Where is the red kettle?"),
+            ("And the grey ladder?", "And the grey ladder?", "Where in mill is the red kettle?"),
             ("How long is it?", "How long is it?", "And the grey ladder?"),
             ("Where is the long lamp CP-40?", "Where is the long lamp CP-40?", None),
-            (
-                "And CP-60?",
-                "Where is the long lamp CP-60?",
-                None,
-            ),  # of another thing: searched as meant
+            ("And CP-60?", "Where is the long lamp CP-60?", None),  # another thing: as meant
         ):
             seen.clear()
             session.ask(asked, lambda: None)

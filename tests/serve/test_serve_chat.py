@@ -43,9 +43,18 @@ def test_streamed_chat_sends_the_same_text_usage_and_sources(served: Served) -> 
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == ANSWER
     assert chunks[-1].usage.completion_tokens > 0
-    (sources,) = [chunk.model_extra["memstore"] for chunk in chunks if "memstore" in
-                  chunk.model_extra]  # fmt: skip
+    (sources,) = [one.memstore for one in chunks if hasattr(one, "memstore")]
     assert sources["sources"][0]["document"] == "diary"
+
+
+def test_documents_are_not_looked_up_by_name_to_search_all(served, monkeypatch) -> None:
+    store, names = served.service.store, list[object]()
+    document = store.document
+    monkeypatch.setattr(store, "document", lambda name: names.append(name) or document(name))
+    assert served.chat(QUESTION).choices[0].message.content == ANSWER
+    with served.client() as client:
+        assert client.post("/v1/memstore/search", json={"query": "barn"}).json()["data"]
+    assert not [name for name in names if isinstance(name, str)]  # there may be 100,000
 
 
 def test_earlier_messages_are_read_before_the_question(served: Served) -> None:
@@ -63,16 +72,11 @@ def test_stop_texts_and_lengths_end_an_answer(served: Served) -> None:
 
 
 HARMLESS: dict[str, Any] = {
-    "store": True,
-    "metadata": {"team": "barn"},
-    "reasoning_effort": "minimal",
-    "frequency_penalty": 0.5,
+    "store": True, "metadata": {"team": "barn"}, "reasoning_effort": "minimal", "n": 1,
+    "frequency_penalty": 0.5, "response_format": {"type": "text"}, "logprobs": False,
     "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}],
     "tool_choice": "auto",
-    "response_format": {"type": "text"},
-    "logprobs": False,
-    "n": 1,
-}
+}  # fmt: skip
 
 
 def test_harmless_and_unknown_parameters_are_ignored(served: Served) -> None:
@@ -101,9 +105,7 @@ def test_harmless_and_unknown_parameters_are_ignored(served: Served) -> None:
         ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "type: Field required"),
     ],
 )
-def test_unsupported_parameters_that_change_the_answer_are_refused_in_one_line(
-    served: Served, given: dict[str, Any], named: str
-) -> None:
+def test_unsupported_options_are_refused(served: Served, given: dict[str, Any], named: str) -> None:
     with served.client() as client:
         refused = client.post("/v1/chat/completions", json=ASKED | given)
     error = refused.json()["error"]
@@ -115,11 +117,7 @@ def test_unsupported_parameters_that_change_the_answer_are_refused_in_one_line(
 def test_message_parts_that_are_not_text_are_refused(served: Served, kind: str) -> None:
     parts = [{"type": "text", "text": QUESTION}, {"type": kind, kind: {"url": "data:,"}}]
     with pytest.raises(openai.BadRequestError, match=f"'{kind}'; this server reads text only"):
-        served.openai().chat.completions.create(
-            model="memstore", messages=[{"role": "user", "content": parts}]
-        )
+        served.chat(parts)
     del parts[1]
-    answer = served.openai().chat.completions.create(
-        model="memstore", messages=[{"role": "user", "content": parts}]
-    )
+    answer = served.chat(parts)
     assert answer.choices[0].message.content == ANSWER

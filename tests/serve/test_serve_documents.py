@@ -2,12 +2,14 @@
 server that is killed.
 """
 
+import fcntl
 import gc
 import os
 import resource
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import pytest
 
 from memstore.errors import MemoryLocked, StorageFull
 from memstore.model.source_text import Ingesting, Text
+from memstore.serve import documents
 from memstore.serve.settings import ServeSettings
-from support.diary import ANSWER, ASKED, DIARY, LETTER
+from support.diary import ANSWER, ASKED, DIARY, LETTER, QUESTION
 from support.fork_server import ForkServer
 from support.serving import Served, serving
 
@@ -110,19 +113,12 @@ def test_a_document_is_named_by_its_form_and_replaced(http: httpx2.Client) -> No
 @pytest.mark.parametrize(
     ("name", "taken"),
     [
-        ("../../etc/passwd", "passwd"),
-        ("C:\\Users\\me\\a.txt", "a.txt"),
-        ("  b.txt ", "b.txt"),
-        ("ü 東京 🙂.txt", "ü 東京 🙂.txt"),
-        ("a\u202etxt.exe", None),
-        ("line\u2028break", None),
-        ("..", None),
-        ("a" * 401, None),
+        ("../../etc/passwd", "passwd"), ("C:\\Users\\me\\a.txt", "a.txt"), ("  b.txt ", "b.txt"),
+        ("ü 東京 🙂.txt", "ü 東京 🙂.txt"), ("a\u202etxt.exe", None), ("line\u2028break", None),
+        ("..", None), ("a" * 401, None),
     ],
-)
-def test_a_file_keeps_only_the_last_part_of_a_plain_name(
-    http: httpx2.Client, name: str, taken: str | None
-) -> None:
+)  # fmt: skip
+def test_a_file_keeps_its_last_part(http: httpx2.Client, name: str, taken: str | None) -> None:
     sent = http.post(PATH, files={"file": (name, b"A short text.\n")})
     if taken is None:
         assert sent.status_code == 400 and sent.json()["error"]["param"] == "name"
@@ -148,9 +144,7 @@ def test_a_file_keeps_only_the_last_part_of_a_plain_name(
         ({"files": {"file": ("x", b"a")}, "data": {"mdoe": "replace"}}, "mdoe"),
     ],
 )
-def test_an_invalid_upload_is_refused_at_once(
-    http: httpx2.Client, sent: dict[str, Any], named: str
-) -> None:
+def test_invalid_uploads_are_refused(http: httpx2.Client, sent: dict[str, Any], named: str) -> None:
     refused = http.post(PATH, **sent)
     message = refused.json()["error"]["message"]
     assert refused.status_code == 400 and named in message and "\n" not in message
@@ -197,6 +191,35 @@ def test_a_document_is_deleted_while_it_waits_or_is_ingested(http: httpx2.Client
         assert row(http, name) is None
 
 
+@contextmanager
+def writing(memory: Path) -> Iterator[None]:
+    """Hold the lock of another process that writes."""
+    with open(memory / "writer.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_an_upload_waits_while_another_process_writes(
+    served: Served, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, memory, tried = served.service.model, served.service.store.path, []
+    ingesting = model.ingesting
+    monkeypatch.setattr(model, "ingesting", lambda *a, **b: tried.append(a) or ingesting(*a, **b))
+    with writing(memory):
+        assert {upload(http, name, LETTER).status_code for name in ("first", "next")} == {202}
+        while len(tried) < 2:
+            time.sleep(0.01)
+        assert [one["state"] for one in http.get(PATH).json()["data"][1:]] == ["waiting"] * 2
+        assert served.chat(QUESTION).choices[0].message.content == ANSWER
+        assert http.delete(f"{PATH}/next").status_code == 200 and row(http, "next") is None
+    assert settled(http, "first")["state"] == "ready"
+    monkeypatch.setattr(documents, "_PATIENCE", 0.0)
+    with writing(memory):
+        upload(http, "late", LETTER)
+        assert "the memory is being written" in settled(http, "late")["error"]
+    assert {http.delete(f"{PATH}/{name}").status_code for name in ("first", "late")} == {200}
+
+
 @pytest.mark.parametrize("locked", [False, True])
 def test_a_failed_upload_is_listed_with_its_error_and_stores_no_partial_document(
     served: Served, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch, locked: bool
@@ -226,6 +249,11 @@ def test_a_failed_upload_is_listed_with_its_error_and_stores_no_partial_document
     assert store.has("long") is locked
     model.ingest(LONG, store, name="long")  # as another process
     assert (found := row(http, "long")) and (found["state"], found["error"]) == ("ready", None)
+    store.forget("long")
+    with served.busy():
+        upload(http, "long", LONG)
+        model.ingest(DIARY, store, name="long")
+    assert "other content" in settled(http, "long")["error"]  # that text is not the upload's
     assert http.delete(f"{PATH}/long").status_code == 200  # takes it off the list
     assert row(http, "long") is None
 
@@ -240,9 +268,7 @@ with serving(Path(arguments[0]), diary=False) as served:
 """
 
 
-def test_a_document_whose_server_was_killed_is_resumed_by_uploading_it_again(
-    tmp_path: Path, children: ForkServer
-) -> None:
+def test_an_upload_to_a_killed_server_is_resumed(tmp_path: Path, children: ForkServer) -> None:
     memory, output = tmp_path / "mem", tmp_path / "said"
     pid = children.start("python_job", output, SERVE, memory)
     while not (output.exists() and output.read_text().endswith("\n")):
@@ -257,8 +283,10 @@ def test_a_document_whose_server_was_killed_is_resumed_by_uploading_it_again(
     assert children.end() == -signal.SIGKILL
 
     with serving(memory) as served, served.client() as http:
+        with writing(memory):  # and may be reading it
+            assert row(http, "long")["state"] == "ingesting"
         begun = row(http, "long")
-        assert begun is not None and begun["state"] == "ingesting"  # and nothing says ready
+        assert begun["state"] == "failed" and "upload it again" in begun["error"]
         assert [one["name"] for one in http.get(PATH).json()["data"]] == ["short", "long"]
         upload(http, "long", LONG)
         ready = settled(http, "long")

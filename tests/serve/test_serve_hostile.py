@@ -30,10 +30,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/mcp": {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": CALL},
 }
 PATHS = (
-    *BODIES, "/v1/memstore/documents", "/v1/models", "/v1/models/memstore", "/v1/memstore",
-    "/v1/memstore/text",
-    "/v1/memstore/tiers", "/v1/memstore/documents/note", "/page/page.js", "/openapi.json",
-    "/v1/files", "/../etc/passwd", "/v1/memstore/documents/%00%ff", "/%2e%2e/%2e%2e",
+    *BODIES, "/v1/memstore/documents", "/../etc/passwd", "/v1/models/memstore", "/v1/memstore",
+    "/v1/memstore/text", "/v1/memstore/tiers", "/v1/memstore/documents/note", "/page/page.js",
+    "/openapi.json", "/v1/files", "/v1/models", "/v1/memstore/documents/%00%ff", "/%2e%2e/%2e%2e",
 )  # fmt: skip
 ODD = st.sampled_from(
     [None, True, -1, 2**63, 10**400, 1e308, "", "\0", "\ud800", "\u202e", "a" * 20_000, [], {},

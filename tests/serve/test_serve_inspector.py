@@ -65,9 +65,7 @@ def test_the_server_reports_how_much_is_stored(http, served):
 
 
 def test_a_documents_text_is_sent_block_by_block(http, served):
-    report = http.get(
-        "/v1/memstore/text", params={"document": "diary", "first": 1, "end": 3}
-    ).json()
+    report = http.get("/v1/memstore/text?document=diary&first=1&end=3").json()
     assert [block["block"] for block in report["data"]] == [1, 2]
     for block in report["data"]:
         assert DIARY[slice(*block["span"])] == block["text"]

@@ -149,9 +149,7 @@ def test_errors_say_what_is_wrong_without_a_path_of_the_server(keyed: Served) ->
     anyio.run(work)
 
 
-def test_a_cancelled_ingest_ends_and_can_be_resumed(
-    keyed: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_ingest_can_be_resumed(keyed: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "_SECONDS_BETWEEN", 0.01)  # it reports long before the end
     text = "".join(f"On day {day} the tide was {day * 7 % 13} feet high.\n" for day in range(2000))
     given = {"name": "tides", "text": text}
@@ -171,6 +169,8 @@ def test_a_cancelled_ingest_ends_and_can_be_resumed(
                 await anyio.sleep(0.01)
             begun = keyed.service.store.document("tides")
             assert begun.state == "ingesting"
+            other = await client.call_tool("ingest", {"name": "tides", "text": "It is low."})
+            assert other.is_error and "exists with other text" in other.content[0].text
             answer = await client.call_tool("ask", {"question": QUESTION, "documents": ["diary"]})
             assert answer.structured_content["answer"] == ANSWER
             await client.call_tool("forget", {"name": "tides"})

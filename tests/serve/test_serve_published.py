@@ -31,9 +31,7 @@ def path(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def test_a_server_of_a_published_memory_answers_and_refuses_writes(
-    path: Path, model: LandmarkModel
-) -> None:
+def test_a_published_memory_is_asked_and_not_written(path: Path, model: LandmarkModel) -> None:
     with (
         MemoryStore.open(f"file://{path}/there", model.signature) as store,
         serving_store(store, model) as away,
@@ -51,9 +49,7 @@ def test_a_server_of_a_published_memory_answers_and_refuses_writes(
         assert len(store.documents()) == 2
 
 
-def test_an_unreachable_store_answers_503_and_is_tried_again(
-    path: Path, model: LandmarkModel
-) -> None:
+def test_a_lost_store_answers_503_and_is_tried_again(path: Path, model: LandmarkModel) -> None:
     place = WildPlace(open_object_store(f"file://{path}/there"), Wild(0, 0.0))
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
         place.unreachable = True

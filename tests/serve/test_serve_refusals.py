@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from memstore.model.answer import NOT_SURE
+from memstore.model.passages.adaptation import Refusal
 from memstore.model.passages.selector import Gate
 from support.serving import Served, serving
 from support.tiny_decoder import word_reader
@@ -47,6 +48,13 @@ def test_chat_refuses_and_lists_the_closest_passages(gated: Served, stream: bool
     assert [source["tiers"] for source in traced["sources"]] == [[]] * len(report["sources"])
 
 
+def test_trace_names_a_needed_score_only_if_that_decides(gated: Served, monkeypatch) -> None:
+    for refusal in (None, Refusal(5, (0.5,) * 5)):
+        monkeypatch.setattr(gated.service.model, "refusal", refusal)
+        _, report, _ = reply(gated, PRESENT, trace=True)
+        assert report["choice"]["threshold"] == report["needed"] == (None if refusal else 0.5)
+
+
 def test_chat_answers_without_the_memory_where_it_is_allowed_to(gated: Served) -> None:
     text, report, usage = reply(gated, ABSENT, from_memory=False)
     assert not text.startswith(NOT_SURE) and usage.completion_tokens > 0
@@ -62,8 +70,9 @@ def test_chat_turn_that_asks_nothing_is_not_refused(gated: Served) -> None:
 
 def test_conversation_goes_on_after_a_refusal(gated: Served) -> None:
     refused, _, _ = reply(gated, ABSENT)
-    text, report, _ = reply(gated, ABSENT, refused, PRESENT)
+    text, report, usage = reply(gated, ABSENT, refused, PRESENT)
     assert report["answered"] and report["sources"] and not text.startswith(NOT_SURE)
+    assert usage == reply(gated, ABSENT, "", PRESENT)[2]  # its passages are not read as an answer
 
 
 def test_mcp_refuses_and_lists_the_closest_passages(gated: Served) -> None:

@@ -63,7 +63,7 @@ class Served:
             base_url=address, api_key=key, timeout=300, max_retries=0, http_client=plain
         )
 
-    def chat(self, *texts: str, key: str = "none", **more: Any) -> Any:
+    def chat(self, *texts: str | list[Any], key: str = "none", **more: Any) -> Any:
         """The answer to the last of these texts, which user and assistant say in turn."""
         roles = ("user", "assistant")
         messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]

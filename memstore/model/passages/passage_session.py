@@ -158,7 +158,9 @@ class PassageSession(AskSession):
     def tell(self, question: str, answer: str) -> int:
         asked, question = asks(question), self._meant(question)
         if asked:
-            self._asked, self._best = query_of(question), None
+            query = query_of(question)
+            self._asked = spelled_as_held(self.reader, self.store, self._scope, query)
+            self._best = None
         ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
         ids = [*ids, *self.reader.tokenizer.encode(answer)]
         self.feed(ids)

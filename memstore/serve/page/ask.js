@@ -101,8 +101,7 @@ export async function ask(text) {
       report = chunk.memstore ?? report;
     }
     const refused = !report.answered && fromMemory;
-    if (!refused) // a refusal tells the model nothing
-      said = [...said, messages.at(-1), { role: "assistant", content: answer }].slice(-2 * TURNS);
+    said = [...said, messages.at(-1), { role: "assistant", content: answer }].slice(-2 * TURNS);
     listed = finished(turn, report, { text: answer, usage, refused, before: messages.length > 1 ? listed : [] });
   } catch (error) {
     failed(turn, error);

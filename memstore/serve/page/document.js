@@ -6,7 +6,7 @@ import { $, count, el } from "./dom.js";
 const AROUND = 10, MORE = 20; // blocks
 
 let name = null, first = 0, end = 0, total = 0, opened = null, marks = new Map();
-let latest = 0; // what was opened or closed last: the reply to an earlier click comes too late
+let latest = 0; // the latest click of opening, closing or more: the reply to an earlier one is dropped
 
 $("document-close").addEventListener("click", closeDocument);
 
@@ -90,9 +90,10 @@ function toPlace() {
 }
 
 async function earlier() {
-  const box = $("document"), start = Math.max(0, first - MORE);
+  const mine = ++latest, box = $("document"), start = Math.max(0, first - MORE);
   try {
     const answer = await load(name, start, first), height = box.scrollHeight;
+    if (mine !== latest) return;
     $("document-text").prepend(...answer.data.map(block));
     first = start;
     edges();
@@ -103,8 +104,10 @@ async function earlier() {
 }
 
 async function later() {
+  const mine = ++latest;
   try {
     const answer = await load(name, end, end + MORE);
+    if (mine !== latest) return;
     $("document-text").append(...answer.data.map(block));
     end += answer.data.length;
     edges();

@@ -9,7 +9,8 @@ import { welcome } from "./welcome.js";
 
 const EVERY = 400; // milliseconds between two looks at a file that is being ingested
 
-let started = false, drawn = "";
+let started = false, drawn = "", timer = null, latest = 0;
+let soon = null, list = null; // what all uploads wait for: a look at the page, and at the list
 
 export function startDocuments(served) {
   $("drop").hidden = !served.write;
@@ -38,32 +39,46 @@ export function uploadsFrom(input) {
   });
 }
 
+// Show the list, and its changes while a document is being ingested.
 export async function documentsShown() {
+  const mine = ++latest;
+  clearTimeout(timer);
   try {
     const [{ data }, { stored }] = await Promise.all([get(DOCUMENTS), get(ABOUT)]);
+    if (mine !== latest) return; // a later request is on its way
     $("totals").replaceChildren(...(stored === null ? [] : [
       figure(count(stored.documents), stored.documents === 1 ? "document" : "documents"),
       figure(count(stored.tokens), "tokens"), figure(bytes(stored.file_bytes), "on disk")]));
-    if (JSON.stringify(data) === drawn) return; // a button that asks for confirmation stays
-    drawn = JSON.stringify(data);
+    if (!$("view-documents").hidden && data.some(reading)) timer = setTimeout(documentsShown, 5 * EVERY);
+    const body = $("documents").tBodies[0], known = drawn;
+    drawn = JSON.stringify(data.map(({ name, state, error, created }) => [name, state, error, created]));
+    if (drawn === known) { // a button that asks for confirmation stays
+      data.forEach((one, at) => figures(one).forEach((text, n) => (body.rows[at].cells[n + 1].textContent = text)));
+      return;
+    }
     $("no-documents").hidden = data.length > 0;
     $("documents").hidden = !data.length;
-    $("documents").tBodies[0].replaceChildren(...data.map(row));
+    body.replaceChildren(...data.map(row));
     onlyThese(data.map((one) => one.name));
   } catch (error) {
     problem(error);
   }
 }
 
+const reading = (one) => ["waiting", "ingesting"].includes(one.state);
+const sizeOf = (one) => (one.bytes || one.state !== "ready" ? bytes(one.bytes) : "as text");
+const figures = (one) => [stateOf(one), count(one.tokens), count(one.blocks), sizeOf(one)];
+
 function row(one) {
+  const [state, tokens, blocks, size] = figures(one);
   return el("tr", { "data-name": one.name },
     el("th", { scope: "row" },
       el("button", { type: "button", class: "plain link", onclick: () => look(one.name) }, one.name),
       one.error ? el("div", { class: "quiet failed" }, one.error) : null),
-    el("td", {}, stateOf(one)),
-    el("td", { class: "number wide" }, count(one.tokens)),
-    el("td", { class: "number wide" }, count(one.blocks)),
-    el("td", { class: "number" }, one.bytes ? bytes(one.bytes) : "as text"),
+    el("td", {}, state),
+    el("td", { class: "number wide" }, tokens),
+    el("td", { class: "number wide" }, blocks),
+    el("td", { class: "number" }, size),
     el("td", { class: "wide" }, one.created === null ? "" : when(one.created)),
     el("td", { class: "for-writers" }, deletion(one.name)));
 }
@@ -94,7 +109,9 @@ function deletion(name) {
     }
     button.disabled = true;
     try {
-      await remove(`${DOCUMENTS}/${name.split("/").map(encodeURIComponent).join("/")}`);
+      const parts = name.split("/").map((part) => `/${encodeURIComponent(part)}`).join("");
+      // a browser would resolve "..", and delete another document
+      await remove(DOCUMENTS + parts.replace(/\/(?=\.\.?(\/|$))/g, "%2F"));
     } catch (error) {
       problem(error);
     }
@@ -102,6 +119,21 @@ function deletion(name) {
     welcome(true);
   });
   return button;
+}
+
+// Show the list and the invitation, once for many files.
+function shownSoon() {
+  soon ??= setTimeout(() => {
+    soon = null;
+    documentsShown();
+    welcome(true);
+  }, EVERY);
+}
+
+// The list, a little later.
+function later() {
+  const look = () => get(DOCUMENTS).finally(() => (list = null));
+  return (list ??= new Promise((resolve) => setTimeout(resolve, EVERY)).then(look));
 }
 
 // Upload a file, and show its progress until the model has read it.
@@ -118,12 +150,11 @@ export async function add(file) {
   };
   try {
     let row = await upload(file, (part) => (bar.value = part / 10));
-    welcome(true);
-    while (row && ["waiting", "ingesting"].includes(row.state)) {
+    shownSoon(); // it can be deleted while it waits
+    while (row && reading(row)) {
       bar.value = 0.1 + 0.9 * row.progress;
       state.textContent = stateOf(row);
-      await new Promise((resolve) => setTimeout(resolve, EVERY));
-      const { data } = await get(DOCUMENTS);
+      const { data } = await later();
       row = data.find((one) => one.name === row.name);
     }
     bar.value = 1;
@@ -136,6 +167,5 @@ export async function add(file) {
   } catch (error) {
     fail(reason(error));
   }
-  documentsShown();
-  welcome(true);
+  shownSoon();
 }
