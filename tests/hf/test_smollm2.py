@@ -112,9 +112,7 @@ def test_a_memory_serves_its_model_in_every_precision(reader, text, tmp_path):
         assert value in reader.ask(question, store, max_new_tokens=16).text
 
 
-def test_the_demonstration_reads_a_chapter_and_is_asked_by_a_new_process(
-    cache, monkeypatch, capsys
-):
+def test_the_demonstration_reads_a_chapter_and_a_new_process_asks(cache, monkeypatch, capsys):
     first = demo.chapters()[:1]
     monkeypatch.setattr(demo, "chapters", lambda: first)
     words = ["memstore", "demo", "--model", "smollm2", "--questions", "3", "--json"]

@@ -86,7 +86,7 @@ def test_a_later_process_searches_with_the_engines_that_were_saved(
     torch.testing.assert_close(found_scores[same], scores[same], atol=1e-5, rtol=1e-5)
 
 
-def test_an_engine_with_full_recall_gives_the_same_answers(
+def test_an_engine_of_full_recall_gives_the_same_answers(
     memory: Path, model: LandmarkModel
 ) -> None:
     for file in (memory / "index").iterdir():

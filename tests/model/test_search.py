@@ -35,9 +35,7 @@ def store(model: LandmarkModel, memory: Path) -> Iterator[MemoryStore]:
         yield store
 
 
-def test_the_block_that_holds_the_phrase_comes_first(
-    model: LandmarkModel, store: MemoryStore
-) -> None:
+def test_the_block_with_the_phrase_comes_first(model: LandmarkModel, store: MemoryStore) -> None:
     found = model.search(PHRASE, store, top_k=4)
     assert found[0].document == "second" and any(word in found[0].text for word in PHRASE.split())
     weights = [source.weight for source in found]

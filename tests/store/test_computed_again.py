@@ -266,9 +266,7 @@ def test_the_next_reader_of_a_publication_reuses_computed_passages(reader, store
         assert away.stats()["tiers"]["valkey"]["failed_damaged"] > 0
 
 
-def test_a_damaged_published_passage_is_computed_and_reported(
-    reader, store, tmp_path, caplog
-) -> None:
+def test_a_damaged_published_passage_is_computed_and_told(reader, store, tmp_path, caplog) -> None:
     url = f"file://{tmp_path}/published"
     expected = states(reader, store, "kept", [0, 3, 5])
     publish_memory(store, url)

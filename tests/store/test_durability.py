@@ -107,9 +107,7 @@ def test_killed_ingest_resumes_to_the_bytes_of_an_uninterrupted_one(
     assert verify_memory(memory).clean
 
 
-def test_killed_changes_leave_the_old_or_the_new_state(
-    children: ForkServer, tmp_path: Path
-) -> None:
+def test_killed_changes_leave_the_old_or_new_state(children: ForkServer, tmp_path: Path) -> None:
     chance = random.Random(SEED + 1)
     origin = new_memory(tmp_path / "origin")
     export = tmp_path / "export"
@@ -276,9 +274,7 @@ def test_flipped_bytes_never_give_a_wrong_answer(
     assert outcomes["named error"] > FLIPS // 10, outcomes
 
 
-def test_truncated_file_is_refused_or_right(
-    children: ForkServer, sound: Path, tmp_path: Path
-) -> None:
+def test_cut_file_is_refused_or_right(children: ForkServer, sound: Path, tmp_path: Path) -> None:
     chance = random.Random(SEED + 3)
     whole = (sound / "data.mdb").read_bytes()
     lengths = [0, 1, 4095, 4096, 8192, len(whole) - 1, len(whole) - 4096]

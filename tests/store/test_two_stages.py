@@ -122,9 +122,7 @@ def test_a_rare_word_adds_passages_that_the_lists_miss(memory: MemoryStore) -> N
                 assert place == document and (document, block, block + 1) in short.scope
 
 
-def test_blocks_around_the_best_one_of_the_question_before_are_proposed(
-    memory: MemoryStore,
-) -> None:
+def test_blocks_around_the_best_of_the_question_before_are_proposed(memory: MemoryStore) -> None:
     whole, (rows, weights) = everything(memory), asked(0)
     document = whole[3][0]
     short = memory.retrieval.shortlist(rows, weights, whole, near=(document, 290))
@@ -261,9 +259,7 @@ def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: Me
     assert (memory.document("3").id, 0, EACH - 7) in short.scope
 
 
-def test_compacting_removes_lists_with_landmarks_of_forgotten_documents(
-    memory: MemoryStore,
-) -> None:
+def test_compacting_removes_lists_that_hold_forgotten_documents(memory: MemoryStore) -> None:
     memory.compact()
     assert memory.retrieval.shortlist(*asked(0), everything(memory)) is not None
     memory.forget("2")

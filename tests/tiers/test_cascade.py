@@ -135,9 +135,7 @@ def test_forgetting_during_a_prefetch_while_the_map_grows_does_not_deadlock(tmp_
 # Refusals and their messages
 
 
-def test_budgets_too_small_are_refused_by_the_tiers_name(
-    model: LandmarkModel, memory: Path
-) -> None:
+def test_budgets_too_small_are_refused_by_the_tier_name(model: LandmarkModel, memory: Path) -> None:
     with pytest.raises(BudgetExceeded, match="a device budget of 10 bytes is too small"):
         MemoryStore.open(memory, device="cpu", device_budget=10)
     with pytest.raises(BudgetExceeded, match="a host budget of 10 bytes"):
