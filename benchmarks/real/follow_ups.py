@@ -1,5 +1,7 @@
-"""Follow-ups: conversations of two or three turns about an office's folder and about the first two
-chapters of the demonstration's book. Is the passage that answers the last turn found?
+"""Follow-ups: conversations of two or three turns. Is the passage that answers the last turn found?
+
+30 are about an office's folder and the first two chapters of the demonstration's book; 270, by
+which weights were chosen, about invented papers of the selector's training ("written").
 
 ways: "memory" answers every turn in one session, as `memstore chat` does; "alone" asks it the last
 turn without those before. "bm25" and "fused" (with MiniLM) search by the last turn alone, and with
@@ -8,7 +10,9 @@ turn without those before. "bm25" and "fused" (with MiniLM) search by the last t
 
 import json
 import tempfile
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,8 +24,10 @@ from memstore.cli.demo import chapters
 from memstore.hf.load import load_reader
 from memstore.memory import Memory
 from memstore.model.passages.passage_session import PassageSession
+from memstore.training.reading_questions import read_questions
 
 CONVERSATIONS = Path(__file__).with_name("conversations.jsonl")
+WRITTEN = Path(__file__).with_name("written.jsonl.zst")
 CHAPTERS = 2
 WAYS = ("memory", "alone", "bm25", "bm25-all", "fused", "fused-all")
 
@@ -40,6 +46,31 @@ def found_in(memory: Memory, passages: Passages, turns: list[str]) -> list[int]:
     return [place[names[one.document], one.block] for one in best if one.document > 0]
 
 
+def add(memory: Memory, about: str, rows: list[dict[str, Any]], office: Path) -> None:
+    """Add the documents that conversations are about."""
+    if about == "office":
+        memory.add([path for path in office.iterdir() if path.name != "questions.jsonl"])
+    elif about == "book":
+        for name, text in chapters()[:CHAPTERS]:
+            memory.add(text=text, name=name)
+    else:
+        titles = {title for row in rows for title in row["documents"]}
+        for at, one in enumerate(read_questions(WRITTEN)):
+            if one.title in titles:
+                memory.add(text=one.context, name=f"{at} {one.title}")
+
+
+def shares(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of each way, the shares of rows whose passage is first, and among four."""
+    return {
+        way: {
+            f"found {k}": mean([row[way] is not None and row[way] < k for row in rows])
+            for k in (1, 4)
+        }
+        for way in WAYS
+    }
+
+
 def main() -> None:
     parser = options.plain_parser(__doc__)
     parser.add_argument("--office", type=Path, required=True, help="the folder")
@@ -47,20 +78,15 @@ def main() -> None:
     given = parser.parse_args()
     options.prepare(given.threads)
     reader = load_reader(given.model)
-    lines = CONVERSATIONS.read_text(encoding="utf-8").splitlines()
-    ranks: dict[str, list[int | None]] = {way: [] for way in WAYS}
+    asked: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in map(json.loads, CONVERSATIONS.read_text(encoding="utf-8").splitlines()):
+        asked[row["about"]].append(row)
     rows = []
-    for about in ("office", "book"):
+    for about, some in asked.items():
         with tempfile.TemporaryDirectory() as work, memstore.open(f"{work}/m", reader) as memory:
-            if about == "office":
-                memory.add([p for p in given.office.iterdir() if p.name != "questions.jsonl"])
-            else:
-                for name, text in chapters()[:CHAPTERS]:
-                    memory.add(text=text, name=name)
+            add(memory, about, some, given.office)
             passages = Passages(memory, Path(work))
-            for row in map(json.loads, lines):
-                if row["about"] != about:
-                    continue
+            for row in some:
                 turns = row["turns"]
                 names = "|".join(row["documents"]) or "CHAPTER"
                 right = set(passages.right(Asked(turns[-1], ((row["holds"],),), names, "")))
@@ -73,16 +99,17 @@ def main() -> None:
                     found[way] = passages.ranked(way, turns[-1])
                     found[f"{way}-all"] = passages.ranked(way, " ".join(turns))
                 at = {way: rank(found[way][:16], right) for way in WAYS}
-                for way in WAYS:
-                    ranks[way].append(at[way])
-                rows.append({"turns": turns, **at})
+                rows.append({"about": about, "turns": turns, **at})
                 print(turns, at, flush=True)
-    shares = {
-        way: {f"found {k}": mean([at is not None and at < k for at in some]) for k in (1, 4)}
-        for way, some in ranks.items()
-    }
-    print(table(["way", "first", "among 4"], [[way, *of.values()] for way, of in shares.items()]))
-    results.write(given, {"conversations": len(rows), "ways": shares, "rows": rows})
+    written = [row for row in rows if row["about"] == "written"]
+    others = [row for row in rows if row["about"] != "written"]
+    for what, told in (("office and book", others), ("written", written)):
+        print(what, len(told))
+        print(
+            table(["way", "first", "among 4"], [[w, *f.values()] for w, f in shares(told).items()])
+        )
+    counts = {"conversations": len(others), "ways": shares(others)}
+    results.write(given, {**counts, "written": shares(written), "rows": rows})
 
 
 if __name__ == "__main__":
