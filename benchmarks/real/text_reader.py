@@ -44,8 +44,7 @@ class TextReader:
             if self.adapt and reader.refusal is not None and not said:
                 doubt = float(logits.float().softmax(-1)[reader.refusal.token])
                 if known is not None:
-                    seen = replace(known, unknown=doubt, read=len(passages))
-                    doubt = reader.refusal.probability(seen)
+                    doubt = reader.refusal.probability(replace(known, unknown=doubt))
                 logits[reader.refusal.token] = -torch.inf
             token = int(logits.argmax())
             first = first or time.perf_counter() - began
