@@ -41,8 +41,8 @@ def found_in(memory: Memory, passages: Passages, turns: list[str]) -> list[int]:
         for turn in turns:
             state = session.ask(turn, lambda: None)
             list(session.generate(state, TOKENS, logits=session.first_logits))
-        assert session.candidates is not None
-        best = session.candidates.best(16)
+        # alone, "Violet?" asks nothing, and nothing is searched
+        best = [] if session.candidates is None else session.candidates.best(16)
     return [place[names[one.document], one.block] for one in best if one.document > 0]
 
 
