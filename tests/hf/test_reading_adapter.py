@@ -161,15 +161,17 @@ def test_a_fitted_doubt_decides_for_the_adapter_that_it_was_fitted_with(tmp_path
             kv_dtype=torch.float32,
         )  # fmt: skip
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-        with memory(reader, path) as store, reader.session(store, caution=caution) as session:
+        read_all = {"caution": caution, "score_range": 1e9}
+        with memory(reader, path) as store, reader.session(store, **read_all) as session:
             session.ask(question, lambda: None)
+            assert len(session.chosen) == 4  # near is what is read by default, all the same
             return session
 
     session = asked(None, 0.3)
     evidence = session.evidence
     assert session.doubt == evidence.unknown and not session.answered
-    assert evidence.blocks > 1 and evidence.read == 1 and evidence.score > 0
-    assert replace(evidence, unknown=0.5, score=3.0, read=9).numbers == (0.0, 3.0, 2.0, 2.0)
+    assert evidence.blocks > 1 and evidence.near == 1 and evidence.score > 0
+    assert replace(evidence, unknown=0.5, score=3.0, near=9).numbers == (0.0, 3.0, 2.0, 2.0)
     for weights, bias, other, expected in (
         ((1.0, 0.0, 0.0, 0.0), 0.0, False, evidence.unknown),
         ((0.0, 1.0, 0.0, 0.0), 0.0, False, torch.tensor(evidence.score).sigmoid().item()),

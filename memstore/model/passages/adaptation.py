@@ -31,12 +31,13 @@ class Evidence:
     """What is known of a question after it was read with its passages.
 
     unknown: the probability, 0 to 1, that the answer begins as a refusal. score: the selector's
-    score of the best passage. read, blocks: numbers of passages read and searched.
+    score of the best passage. near: number of passages that are read by default, because they score
+    nearly as high. blocks: number of passages searched.
     """
 
     unknown: float
     score: float
-    read: int
+    near: int
     blocks: int
 
     @property
@@ -44,8 +45,8 @@ class Evidence:
         """The features to which Doubt.weights belong."""
         unknown = min(max(self.unknown, _RARE), 1 - _RARE)
         logit = math.log(unknown / (1 - unknown))
-        read, blocks = max(1, min(self.read, _MANY)), max(1, self.blocks)
-        return logit, self.score, math.log2(read), math.log2(blocks)
+        near, blocks = max(1, min(self.near, _MANY)), max(1, self.blocks)
+        return logit, self.score, math.log2(near), math.log2(blocks)
 
 
 @dataclass(frozen=True)

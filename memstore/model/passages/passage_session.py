@@ -78,6 +78,7 @@ class PassageSession(AskSession):
         self.candidates: Candidates | None = None  # of the last choice; None before the first
         self._asked = ""  # the last question
         self._best: tuple[int, int] | None = None  # document and block of the best passage for it
+        self._near = 0  # Evidence.near of it
         self._retrieve = retrieve
         layers = reader.shape.memory_layers
         self._told = None if on_read is None else StepMasses(layers, on_read)
@@ -124,7 +125,7 @@ class PassageSession(AskSession):
         unknown = float(logits.float().softmax(-1)[refusal.token])
         found = self.candidates
         assert found is not None  # a question is judged only where passages were chosen for it
-        self.evidence = Evidence(unknown, confidence(found.scores), len(self.chosen), found.blocks)
+        self.evidence = Evidence(unknown, confidence(found.scores), self._near, found.blocks)
         self.doubt = refusal.probability(self.evidence)
         self.answered = self.doubt <= refusal.threshold(self.settings.caution)
         logits[refusal.token] = -torch.inf
@@ -258,6 +259,7 @@ class PassageSession(AskSession):
         self.needed = None
         if gate is not None and refusal is None:
             self.needed = gate.threshold(found.blocks, caution)
+        self._near = len(best.meant(self.reader.lookup, parts=not alone))
         self.read(best.meant(self.settings, parts=not alone) if self.answered else [])
         self.lookups.done += self.answered
         self.lookups.skipped += not self.answered
