@@ -123,7 +123,7 @@ class HuggingFacePassageModel(PassageAPI):
                 self.refusal = Refusal(token, (adapter.refuse_above,) * 5)
         separator = adaptation.separator if adapter is None else adapter.separator
         self.separator_ids = self.tokenizer.encode(separator)
-        self.lookup = LookupSettings(
+        self.lookup = self.usual = LookupSettings(
             top_k=adaptation.top_k,
             score_range=adaptation.score_range,
             score_bias=adaptation.score_bias,

@@ -161,8 +161,8 @@ def test_a_fitted_doubt_decides_for_the_adapter_that_it_was_fitted_with(tmp_path
             kv_dtype=torch.float32,
         )  # fmt: skip
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-        read_all = {"caution": caution, "score_range": 1e9}
-        with memory(reader, path) as store, reader.session(store, **read_all) as session:
+        reader.lookup = reader.lookup.changed(score_range=1e9)
+        with memory(reader, path) as store, reader.session(store, caution=caution) as session:
             session.ask(question, lambda: None)
             assert len(session.chosen) == 4  # near is what is read by default, all the same
             return session

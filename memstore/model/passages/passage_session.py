@@ -259,7 +259,7 @@ class PassageSession(AskSession):
         self.needed = None
         if gate is not None and refusal is None:
             self.needed = gate.threshold(found.blocks, caution)
-        self._near = len(best.meant(self.reader.lookup, parts=not alone))
+        self._near = len(best.meant(self.reader.usual, parts=not alone))
         self.read(best.meant(self.settings, parts=not alone) if self.answered else [])
         self.lookups.done += self.answered
         self.lookups.skipped += not self.answered

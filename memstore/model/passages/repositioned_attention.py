@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from memstore.model.adapter import AttentionSpec, ModelAdapter
+from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.adaptation import Refusal
 from memstore.model.passages.selector import Captured, Gate, Selector
 from memstore.model.rotary import Positions
@@ -30,6 +31,7 @@ class PassageModel(ModelAdapter):
     adapted_passages = False  # are passages computed with a reading adapter,
     adapted_turns = False  # and questions and answers, in a session that reads passages?
     refusal: Refusal | None = None  # how such a session refuses
+    usual: LookupSettings  # of the adaptation, whatever `lookup` was set to; for Evidence.near
     prefix_ids: list[int]  # begin every text and question (attention sinks)
     separator_ids: list[int]  # between passages and the local text
     forms: Sequence[AttentionSpec]
