@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
@@ -212,18 +213,23 @@ class Chat:
         _check_phrase("question", question)
         session, trace, store = self.session, self.trace, self.session.store
 
-        def ask() -> Any:
-            if self._asked:
-                session.attach(attached(store, self._documents, retrieve=True))
-            self._asked = True
-            return session.ask(question, trace.start)
+        def read(work: Callable[[], Any]) -> Any:
+            def attempt() -> Any:  # with the documents that the memory has now
+                if self._asked:
+                    session.attach(attached(store, self._documents, retrieve=True))
+                self._asked = True
+                return work()
+
+            before = session.read_tokens
+            return _repeated(attempt, lambda: session.read_tokens == before)
 
         trace.begin(session)
         with trace.step():
-            if self.continuation is not None and self.continuation.last is not None:
-                session.read_token(self.continuation.last)  # which no other followed
-            self.continuation, before = None, session.read_tokens
-            state = _repeated(ask, lambda: session.read_tokens == before)
+            last = None if self.continuation is None else self.continuation.last
+            if last is not None:  # a token that no other followed
+                read(partial(session.read_token, last))
+            self.continuation = None
+            state = read(partial(session.ask, question, trace.start))
         self.prompt_tokens = session.read_tokens
         said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
         silent = chosen.from_memory and not session.answered
