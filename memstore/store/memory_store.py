@@ -98,12 +98,13 @@ class MemoryStore(Closing):
         BudgetExceeded.
         """
         check_open_options(options, signature)  # before anything is written
+        until = time.monotonic() + 60  # for a process that is stopped while it makes one
         while True:
             try:
                 catalog = Catalog.create(path, signature, codec=codec, selector=selector)
                 return cls(catalog, **options)
             except (MemoryExists, MemoryLocked):
-                if not exist_ok:
+                if not exist_ok or time.monotonic() > until:
                     raise
             with suppress(MemoryNotFound):
                 return cls.open(path, signature, **options)

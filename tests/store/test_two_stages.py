@@ -125,7 +125,7 @@ def test_a_rare_word_adds_passages_that_the_lists_miss(memory: MemoryStore) -> N
 def test_blocks_around_the_best_of_the_question_before_are_proposed(memory: MemoryStore) -> None:
     whole, (rows, weights) = everything(memory), asked(0)
     document = whole[3][0]
-    short = memory.retrieval.shortlist(rows, weights, whole, near=(document, 290))
+    short = memory.retrieval.shortlist(rows, weights, whole, around=(document, 290))
     assert {(document, block, block + 1) for block in range(34, EACH)} <= {*short.scope}
     expected = exact(memory, 0, whole)[numbers(short.scope, whole)]
     torch.testing.assert_close(weights @ short.token_maxima(rows, short.scope), expected)

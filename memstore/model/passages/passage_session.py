@@ -242,10 +242,10 @@ class PassageSession(AskSession):
                 self._best = score_blocks(selector, earlier, self.store, self._scope).best
         captured = self._local.look_ahead(ids, words)
         query = Query(captured, question, earlier if refers else None)
-        near = self._best if before else None
-        found = score_blocks(selector, query, self.store, self._scope, near)
-        if near is not None:
-            found = found.after(near, refers=refers)
+        place = self._best if before else None
+        found = score_blocks(selector, query, self.store, self._scope, place)
+        if place is not None:
+            found = found.after(place, refers=refers)
         adds, content = partial(selector.adds, query, found.store), self._passages.content
         best = self.candidates = Candidates(found, self.settings.top_k, adds, content)
         alone = gate is None or gate.answers(found.scores, found.blocks, caution)

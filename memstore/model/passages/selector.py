@@ -285,9 +285,9 @@ def score_blocks(
     query: Query,
     store: MemoryStore,
     scope: Scope,
-    near: tuple[int, int] | None = None,
+    around: tuple[int, int] | None = None,
 ) -> Scored:
-    """Score the blocks of a scope: all of them, or a shortlist of a large scope. near: see
+    """Score the blocks of a scope: all of them, or a shortlist of a large scope. around: see
     Retrieval.shortlist. Raises what Retrieval's lookups raise.
     """
     learned, weight, short = selector.learned, selector.word_weight, None
@@ -295,7 +295,7 @@ def score_blocks(
     # their landmarks is high, unless words decide, too
     if learned is not None and weight <= _LITTLE:
         beside = WordsBeside(query.words, weight) if weight else None
-        short = store.retrieval.shortlist(*query.rows(learned), scope, beside, near)
+        short = store.retrieval.shortlist(*query.rows(learned), scope, beside, around)
     found: Found
     if short is None:
         selected = store.retrieval.selected

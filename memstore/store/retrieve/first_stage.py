@@ -242,7 +242,7 @@ class ListedPassages:
         weights: Tensor,
         scope: Scope,
         beside: WordsBeside | None,
-        near: tuple[int, int] | None,
+        around: tuple[int, int] | None,
     ) -> "Shortlist | None":
         """See Retrieval.shortlist; None where the lists cover too few tokens to save time. Raises
         what a search of words raises.
@@ -262,11 +262,11 @@ class ListedPassages:
         if best is None:
             return None
         rows, deviation = best
-        place = None if near is None else within.at.get(near[0])
-        if near is not None and place is not None:
-            around = near[1] + np.arange(-_AROUND, _AROUND + 1)
-            around = around[(around >= 0) & (around < self._blocks[place])]
-            rows = np.union1d(rows, self._starts[place] + around)
+        place = None if around is None else within.at.get(around[0])
+        if around is not None and place is not None:
+            some = around[1] + np.arange(-_AROUND, _AROUND + 1)
+            some = some[(some >= 0) & (some < self._blocks[place])]
+            rows = np.union1d(rows, self._starts[place] + some)
         at = np.searchsorted(self._starts, rows, "right") - 1
         places = zip(within.order[at].tolist(), (rows - self._starts[at]).tolist(), rows.tolist())
         runs = [(place, (scope[place][0], block, block + 1), row) for place, block, row in places]

@@ -109,17 +109,17 @@ class Retrieval:
         weights: Tensor,
         scope: Scope,
         beside: WordsBeside | None = None,
-        near: tuple[int, int] | None = None,
+        around: tuple[int, int] | None = None,
     ) -> Shortlist | None:
         """Blocks of a large scope that the lists of `build` propose for exact scoring; None without
         lists, or where every block should be scored. A block's exact score is the sum over rows of
         weight times the greatest product with its token landmarks.
 
         q: float32 [T, width]; weights: float32 [T], which sum to 1; beside: words that also count;
-        near: a document and a block, around which blocks are proposed, too. Raises CorruptMemory.
+        around: document and block, around which blocks are proposed, too. Raises CorruptMemory.
         """
         listed = None if self._first_stage is None else self._first_stage.open()
-        return None if listed is None else listed.shortlist(q, weights, scope, beside, near)
+        return None if listed is None else listed.shortlist(q, weights, scope, beside, around)
 
     def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
         """The number and block to lease for each (document, block): a passage has one number in
