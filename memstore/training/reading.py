@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -46,8 +48,8 @@ _RANK = 16
 @dataclass(frozen=True)
 class ReadingOptions:
     """tokens: training budget; pool_tokens: tokens of a pool's passages; pools: number in an
-    optimizer step; joined: number in a forward pass; unanswerable: share of questions whose gold
-    passage is left out; workers: processes that draw examples, 0 for none.
+    optimizer step; joined: number in a forward pass; most_passages: of an example; workers:
+    processes that draw examples, 0 for none.
     """
 
     tokens: int = 4_000_000
@@ -56,7 +58,6 @@ class ReadingOptions:
     joined: int = 1
     learning_rate: float = 8e-4
     most_passages: int = 16
-    unanswerable: float = 0.08
     workers: int = 0
     seed: int = 0
 
@@ -70,10 +71,6 @@ class ReadingOptions:
         pools, workers = max(self.pools, joined), min(8, os.cpu_count() or 1)
         return replace(self, joined=joined, pools=pools, workers=workers)
 
-    def pools_of(self, examples: Examples, rng: Random) -> Iterator[list[Composed]]:
-        """Draw pools without end."""
-        return examples.pools(rng, self.pool_tokens, self.most_passages, self.unanswerable)
-
 
 class Pack:
     """Examples packed into one forward pass; a passage that several of them read is in it once."""
@@ -82,9 +79,13 @@ class Pack:
         self, model: HuggingFacePassageModel, examples: Sequence[Composed], *, as_text: bool
     ) -> None:
         """as_text: put the passages into the prompt as text. All tensors are on the CPU."""
-        ids = list(model.prefix_ids)
-        prefix = range(len(ids))
-        passages: dict[int, range] = {}
+        ids = list[int]()
+
+        def put(tokens: Sequence[int]) -> range:
+            ids.extend(tokens)
+            return range(len(ids) - len(tokens), len(ids))
+
+        prefix, passages = put(model.prefix_ids), dict[int, range]()
         rows: list[list[range]] = []  # of each example: prefix, passages, question and answer
         targets, answering = list[int](), list[int]()
         self.counts: list[int] = []  # tokens of each answer
@@ -97,14 +98,12 @@ class Pack:
             else:
                 for passage in one.passages:
                     if id(passage) not in passages:
-                        passages[id(passage)] = range(len(ids), len(ids) + len(passage))
-                        ids += passage
+                        passages[id(passage)] = put(passage)
                     row.append(passages[id(passage)])
-            rows.append([*row, range(len(ids), len(ids) + len(own))])
-            ids += own
+            rows.append([*row, put(own)])
             targets += answer
             self.counts.append(len(answer))
-            answering += range(len(ids) - len(answer), len(ids))  # whose next token is a target
+            answering += rows[-1][-1][-len(answer) :]  # whose next token is a target
         self.ids, self.targets = torch.tensor([ids]), torch.tensor(targets)
         self.answering = torch.tensor(answering)
         self.of_passages = torch.zeros(1, len(ids), 1)
@@ -150,7 +149,7 @@ class _Rows:
         # Padding is read from everywhere: the gradient of a token that is read very often is slow.
         spread = torch.arange(columns.numel()).view_as(columns) % total
         self._columns = torch.where(self._seen, columns, spread)
-        self._masks: dict[int | None, Tensor] = {}  # by window
+        self._masks: dict[int | None, Tensor] = {}  # by window, [rows, 1, longest, width]
 
     def attended(
         self, model: HuggingFacePassageModel, layer_idx: int, q: Tensor, k: Tensor, v: Tensor
@@ -162,17 +161,14 @@ class _Rows:
         keys, values = (x[0][:, self._columns].transpose(0, 1) for x in (k, v))
         queries = model.rotate(layer_idx, queries, range(width - longest, width))
         keys = model.rotate(layer_idx, keys, range(width))
-        found = attention(queries, keys, values, spec, self._mask(spec.window))
+        if spec.window not in self._masks:
+            at = torch.arange(width, device=q.device)
+            distance = at[-longest:, None] - at
+            near = (distance >= 0) & (distance < (spec.window or width))
+            # padding sees itself, since a softmax needs something
+            self._masks[spec.window] = near & self._seen[:, None, None] | (distance == 0)
+        found = attention(queries, keys, values, spec, self._masks[spec.window])
         return found.transpose(0, 1).flatten(1, 2)
-
-    def _mask(self, window: int | None) -> Tensor:
-        """bool [rows, 1, longest, width]; padding sees itself, since a softmax needs something."""
-        if window not in self._masks:
-            at = torch.arange(self._columns.shape[1], device=self._columns.device)
-            distance = at[-self.tokens.shape[1] :, None] - at
-            near = (distance >= 0) & (distance < (window or len(at)))
-            self._masks[window] = near & self._seen[:, None, None] | (distance == 0)
-        return self._masks[window]
 
 
 @dataclass(eq=False)
@@ -190,20 +186,16 @@ class Steps(IterableDataset[list[list[Pack]]]):
     def __iter__(self) -> Iterator[list[list[Pack]]]:
         options, worker = self.options, get_worker_info()
         rng = Random(f"{self.seed} {0 if worker is None else worker.id}")
-        drawn = options.pools_of(self.examples, rng)
+        drawn = self.examples.pools(rng, options.pool_tokens, options.most_passages)
         while True:
             as_text = self.kind == "both" and rng.random() < _AS_TEXT
             forms = (False, True) if self.kind == "writer" else (as_text,)
             pools = list(islice(drawn, options.pools))
             if as_text:  # where nothing is shared
                 pools = [[o for o in some if len(o.passages) <= 4][:_TEXTS] for some in pools]
-            parts = [
-                list(chain(*pools[at : at + options.joined]))
-                for at in range(0, len(pools), options.joined)
-            ]
-            yield [
-                [Pack(self.model, some, as_text=form) for form in forms] for some in parts if some
-            ]
+            starts = range(0, len(pools), options.joined)
+            parts = [list(chain(*pools[at : at + options.joined])) for at in starts]
+            yield [[Pack(self.model, o, as_text=form) for form in forms] for o in parts if o]
 
 
 class Reading:
@@ -214,7 +206,8 @@ class Reading:
         model.model.requires_grad_(False)
         self.weights = torch.nn.ParameterList(attach_adapter(model.model, adapter, torch.float32))
         self.optimizer = torch.optim.AdamW(self.weights, betas=(0.9, 0.98), weight_decay=0.0)
-        self.step = self.seen = self.resumed = 0  # optimizer steps, tokens, interruptions
+        self.step = self.seen = 0  # optimizer steps, tokens
+        self.asked = 0  # questions of this run
 
     def logits(self, pack: Pack, *, stock: bool = False) -> Tensor:
         """Logits [answer tokens, vocabulary] of a pack. stock: without the adapter."""
@@ -242,21 +235,22 @@ class Reading:
         "both" gets the threshold of doubt that refuses a tenth of the answerable questions here;
         "unanswerable refused" is the share of unanswerable ones that it refuses.
         """
-        right: list[bool] = []
-        doubts: dict[bool, list[float]] = {True: [], False: []}  # by whether there is an answer
+        right, doubts = list[bool](), {True: list[float](), False: list[float]()}
         unknown = self.model.tokenizer.encode(UNKNOWN)[0]
         for examples in packs:
             pack = Pack(self.model, examples, as_text=False)
             logits, targets = (x.split(pack.counts) for x in (self.logits(pack), pack.targets))
             for one, scores, wanted in zip(examples, logits, targets):
-                doubts[one.answer != UNKNOWN].append(float(scores[0].softmax(-1)[unknown]))
-                if one.answer != UNKNOWN:
+                answered = one.answer != UNKNOWN
+                doubts[answered].append(float(scores[0].softmax(-1)[unknown]))
+                if answered:
                     scores[0, unknown] = -torch.inf
                     right.append(bool((scores.argmax(-1) == wanted).all()))
-        found = {"right": _mean(right)}
+        found = {"right": sum(right) / max(1, len(right))}
         if self.adapter.kind == "both" and doubts[True]:
             self.adapter.refuse_above = above = float(torch.tensor(doubts[True]).quantile(0.9))
-            found["unanswerable refused"] = _mean([one > above for one in doubts[False]])
+            refused = sum(one > above for one in doubts[False])
+            found["unanswerable refused"] = refused / max(1, len(doubts[False]))
         return found
 
     def learn(self, passes: Sequence[Sequence[Pack]], rate: float) -> float:
@@ -264,6 +258,7 @@ class Reading:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * min(1.0, (self.step + 1) / 20)
         total, drawn = 0.0, sum(len(pack.counts) for pack, *_ in passes)
+        self.asked += drawn
         for packs in passes:
             loss = self.loss(*packs) * (len(packs[0].counts) / drawn)
             loss.backward()
@@ -278,9 +273,8 @@ class Reading:
     def save(self, path: Path) -> None:
         """Write a checkpoint. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        counts = {"step": self.step, "seen": self.seen, "resumed": self.resumed}
         state = {"weights": self.weights.state_dict(), "optimizer": self.optimizer.state_dict()}
-        write_state(path, state | counts)
+        write_state(path, state | {"step": self.step, "seen": self.seen})
 
     def restore(self, path: Path) -> None:
         """Load a checkpoint. Raises InvalidInput if it is damaged or of another adapter."""
@@ -290,11 +284,7 @@ class Reading:
         except (KeyError, RuntimeError):
             raise InvalidInput(f"{path} is of another adapter; remove it") from None
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seen, self.resumed = state["step"], state["seen"], state["resumed"] + 1
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+        self.step, self.seen = state["step"], state["seen"]
 
 
 def adapt_reading(
@@ -317,13 +307,13 @@ def adapt_reading(
     asking, checking = (sum(len(one.questions) for one in part) for part in parts)
     few = "" if checking >= _ENOUGH else " (few, so the scores are rough)"
     report(f"{asking:,} questions to train on, {checking:,} held out{few}; splitting their texts")
-    learned, held_out = (Examples(part, model) for part in parts)
-    options = options.on(model)
+    options, (learned, held_out) = options.on(model), [Examples(part, model) for part in parts]
     long = sum(text.tokens > options.pool_tokens for text in learned.texts)
     if long:
         report(f"{long:,} texts of over {options.pool_tokens:,} tokens are left out; split them")
-    next(options.pools_of(learned, Random(1)))  # raises its error here and not in a worker
-    check = list(islice(options.pools_of(held_out, Random(1)), _CHECKED))
+    limits = options.pool_tokens, options.most_passages
+    next(learned.pools(Random(1), *limits))  # raises its error here and not in a worker
+    check = list(islice(held_out.pools(Random(1), *limits), _CHECKED))
     adapter = model.adapter
     if adapter is None or adapter.kind != kind:
         adapter = ReadingAdapter.untrained(model.model, _RANK, options.seed, kind)
@@ -335,8 +325,8 @@ def adapt_reading(
         done = f"{reading.seen:,} of {options.tokens:,} tokens are done"
         report(f"resuming at step {reading.step}: {done}; remove {path} to begin again")
     # a resumed run draws new examples
-    steps = Steps(model, kind, learned, options, 1000 * options.seed + reading.resumed)
-    before, losses, asked = reading.seen, list[float](), 0
+    steps = Steps(model, kind, learned, options, 1000 * options.seed + reading.step)
+    before, losses = reading.seen, deque[float](maxlen=40)
     began = saved = time.monotonic()
     try:
         for passes in DataLoader(steps, batch_size=None, num_workers=options.workers):
@@ -344,12 +334,11 @@ def adapt_reading(
                 break
             share = reading.seen / options.tokens
             cosine = 0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share))
-            losses = [*losses[-39:], reading.learn(passes, options.learning_rate * cosine)]
-            asked += sum(len(pack.counts) for pack, *_ in passes)
+            losses.append(reading.learn(passes, options.learning_rate * cosine))
             if reading.step % 10 == 0:
                 rate = (reading.seen - before) / (time.monotonic() - began)
                 report(
-                    f"step {reading.step}: loss {_mean(losses):.3f}, {asked:,} questions, "
+                    f"step {reading.step}: loss {fmean(losses):.3f}, {reading.asked:,} questions, "
                     f"{reading.seen:,} tokens, {rate:,.0f} a second, "
                     f"{(options.tokens - reading.seen) / rate / 60:,.0f} minutes left"
                 )

@@ -16,9 +16,9 @@ from memstore.model.passages.passage_encoding import passages_of
 from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.training.reading_questions import AskedContext, AskedQuestion, plain_words
 
-_REASONS = ("why", "how", "pourquoi", "comment", "warum", "wieso", "wie")
 _POSTINGS = 400  # words in more passages than this are not used to find distractors
 _MOST_OWN = 8  # passages of one text in an example
+_UNANSWERABLE = 0.08  # share of questions whose answer is left out
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Examples:
         return len(words.intersection(self._plain[passage].split()))
 
     def pools(
-        self, rng: Random, tokens: int, most: int, unanswerable: float
+        self, rng: Random, tokens: int, most: int, unanswerable: float = _UNANSWERABLE
     ) -> Iterator[list[Composed]]:
         """Draw questions of texts with at most `tokens` tokens of passages, without end. A source's
         probability grows with the square root of its size.
@@ -117,10 +117,8 @@ class Examples:
             if text.examples and 0 < text.tokens <= tokens:
                 sources[text.collection].append(text)
         if not any(sources.values()):
-            raise InvalidInput(
-                f"the texts to learn from, or those held out, are all empty or have more than "
-                f"{tokens} tokens; split them"
-            )
+            problem = f"are all empty or have more than {tokens} tokens; split them"
+            raise InvalidInput(f"the texts to learn from, or those held out, {problem}")
         weights = [len(some) ** 0.5 for some in sources.values()]
         while True:
             main = rng.choice(*rng.choices([*sources.values()], weights))
@@ -136,33 +134,22 @@ class Examples:
                 yield some
 
     def compose(
-        self,
-        example: Example,
-        texts: Sequence[Text],
-        most: int,
-        rng: Random,
-        unanswerable: float = 0.0,
+        self, example: Example, texts: Sequence[Text], most: int, rng: Random, unanswerable: float
     ) -> Composed:
         """An example with at most `most` passages of these texts, texts in random order."""
         asked, own = example.asked, self.texts[example.text].passages
         answerable = bool(asked.answers) and rng.random() >= unanswerable
         count = min(most, rng.choice((1, 2, 4, 8, most)))
-        needed, left_out = set(example.right), set[int]()
-        if not asked.answers:
-            needed = self._near(asked, own, 1)
-        elif not answerable:
-            needed, left_out = set(), needed | example.holding
-        elif not needed:
-            needed = self._near(asked, own, min(count, _MOST_OWN))
-        apart = needed | left_out
+        if asked.answers and not answerable:
+            needed, apart = set[int](), {*example.right, *example.holding}
+        else:
+            nearest = min(count, _MOST_OWN) if answerable else 1
+            needed = apart = set(example.right) or self._near(asked, own, nearest)
         spare = [at for text in texts for at in text.passages if at not in apart]
         taken = needed.union(rng.sample(spare, min(max(0, count - len(needed)), len(spare))))
         groups = [[at for at in text.passages if at in taken] for text in texts]
         rng.shuffle(groups)
-        answer = asked.answers[0] if answerable else UNKNOWN
-        first = next(iter(plain_words(asked.question)), "")
-        if answerable and asked.sentence and first in _REASONS:
-            answer = asked.sentence
+        answer = asked.target if answerable else UNKNOWN
         return Composed([self.ids[at] for group in groups for at in group], asked.question, answer)
 
     def _near(self, asked: AskedQuestion, passages: range, most: int) -> set[int]:

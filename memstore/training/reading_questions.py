@@ -25,6 +25,7 @@ TOO_FEW = (
 )
 _Said = Annotated[str, Meta(min_length=1)]
 _WORD = re.compile(r"\w+")
+_REASONS = [[word] for word in ("why", "how", "pourquoi", "comment", "warum", "wieso", "wie")]
 # of questions made from texts: characters of a part, parts of a title, questions of a part
 _PART, _PARTS_OF_A_TITLE, _ASKED = 1200, 20, 3
 
@@ -37,6 +38,12 @@ class AskedQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     question: _Said
     answers: list[_Said] = []
     sentence: str | None = None
+
+    @property
+    def target(self) -> str:
+        """The answer to learn, of a question that has one."""
+        asks_reason = plain_words(self.question)[:1] in _REASONS
+        return self.sentence if self.sentence and asks_reason else self.answers[0]
 
 
 class AskedContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

