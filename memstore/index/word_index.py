@@ -199,19 +199,13 @@ class WordIndex:
         """
         with self._lock:
             self._settle()
-            if whole is not None:
-                wanted = self._rows.numbers(scope)
-                found = self._of(whole)
-                return torch.from_numpy(_scores(self._weighted(words, found), found, wanted))
-            found = self._of(scope)
-            scores = np.zeros(self._rows.end, dtype=np.float32)
-            for most, _, parts in self._weighted(words, found):
-                for rows, counts in parts:
-                    inside = found.holds[rows]
-                    at, tf = rows[inside], counts[inside].astype(np.float32)
-                    scores[at] += most * tf / (tf + found.damping[at])
-        pieces = [scores[:0], *(scores[start:end] for start, end in found.ranges)]
-        return torch.from_numpy(np.concatenate(pieces))
+            wanted = None if whole is None else self._rows.numbers(scope)
+            found = self._of(scope if whole is None else whole)
+            scores = _scores(self._weighted(words, found), found, wanted)
+        if wanted is None:
+            pieces = (scores[start:end] for start, end in found.ranges)
+            scores = np.concatenate([scores[:0], *pieces])
+        return torch.from_numpy(scores)
 
     def holding(self, words: Sequence[int], scope: Scope) -> list[int]:
         """The number of blocks of a scope that contain each word. Raises as `scores`."""
@@ -309,14 +303,19 @@ class _Weighted(NamedTuple):
     parts: list[tuple[np.ndarray, np.ndarray]]  # rows that do, and how often
 
 
-def _scores(words: Iterable[_Weighted], found: _Scope, wanted: np.ndarray) -> np.ndarray:
-    """Scores of some rows of a scope only, float32 [wanted]."""
-    scores = np.zeros(len(wanted), dtype=np.float32)
+def _scores(words: Iterable[_Weighted], found: _Scope, wanted: np.ndarray | None) -> np.ndarray:
+    """Scores float32 of rows of a scope: [wanted], or of all rows, 0 outside the scope."""
+    damping = found.damping if wanted is None else found.damping[wanted]
+    scores = np.zeros(len(damping), dtype=np.float32)
     for most, _, parts in words:
         for rows, counts in parts:
-            at, among = _among(wanted, rows)
+            if wanted is None:
+                among = found.holds[rows]
+                at = rows[among]
+            else:
+                at, among = _among(wanted, rows)
             tf = counts[among].astype(np.float32)
-            scores[at] += most * tf / (tf + found.damping[wanted[at]])
+            scores[at] += most * tf / (tf + damping[at])
     return scores
 
 
