@@ -1,8 +1,10 @@
 """Numbers table rows by document and block, and stores one layer's keys in such rows."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,18 @@ Scope = Sequence[tuple[int, int, int]]
 """(document, first_block, end_block) runs, oldest first: the candidates of a search, numbered 0, 1,
 .. in this order.
 """
+
+
+def locator(scope: Scope) -> Callable[[int], tuple[int, int]]:
+    """A function that returns document and block of a candidate."""
+    starts = [*accumulate((end - first for _, first, end in scope), initial=0)]
+
+    def locate(candidate: int) -> tuple[int, int]:
+        run = bisect_right(starts, candidate) - 1
+        document, first, _ = scope[run]
+        return document, first + candidate - starts[run]
+
+    return locate
 
 
 Ranges = list[tuple[int, int]]

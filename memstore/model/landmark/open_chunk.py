@@ -2,14 +2,13 @@
 whose keys and values are not in a block yet; and positions of blocks for the chunk's queries.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from memstore.index.block_rows import locator
 from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
 
@@ -24,7 +23,7 @@ class SessionBlocks:
     """
 
     # (document id, blocks); others are attached by `attach`
-    documents: list[tuple[int, int]] = field(default_factory=list)
+    documents: Sequence[tuple[int, int]] = ()
     own_document: int | None = None
     own_first: int = 0  # own blocks before this one were let go
     own_end: int = 0
@@ -40,19 +39,13 @@ class SessionBlocks:
         return self.attached + self.own
 
     def __post_init__(self) -> None:
-        self._count()
+        self.attach(self.documents)
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
         """Attach these documents instead of the earlier ones."""
         self.documents = [*documents]
-        self._count()
-
-    def _count(self) -> None:
-        """Note the attached documents that have blocks: their runs, the numbers of their first
-        blocks, and the number of all blocks.
-        """
-        self._runs = tuple((document, 0, blocks) for document, blocks in self.documents if blocks)
-        *self.starts, self.attached = [0, *accumulate(end for _, _, end in self._runs)]
+        self._runs = tuple((document, 0, blocks) for document, blocks in documents if blocks)
+        self.attached = sum(blocks for _, blocks in documents)
 
     def runs(self, end: int) -> tuple[Run, ...]:
         """The `end` oldest blocks, at least those of the documents."""
@@ -93,9 +86,9 @@ class Candidates:
     the oldest.
 
     prefix: their slots; documents: number of blocks of attached documents, the oldest ones; old:
-    runs of old blocks; fading: added to the scores of old blocks for their age, [old], or None.
-    Attached documents have no age. The age of an own block is the number of blocks from it on;
-    recent blocks are top_k or younger.
+    runs of old blocks; locate: (document, block) of a candidate; fading: added to the scores of old
+    blocks for their age, [old], or None. Attached documents have no age. The age of an
+    own block is the number of blocks from it on; recent blocks are top_k or younger.
     """
 
     def __init__(
@@ -111,22 +104,13 @@ class Candidates:
         self.prefix = Prefix.of(blocks.count, blocks.own, top_k, fixed)
         self.documents = blocks.attached
         self.old = blocks.runs(self.prefix.old)
-        self._runs = blocks.runs(self.prefix.blocks)
-        self._starts = blocks.starts
+        self.locate = locator(blocks.runs(self.prefix.blocks))
         self.fading: Tensor | None = None
         old_own = self.prefix.old - self.documents
         if recency and old_own > 0:
             age = torch.arange(blocks.own, blocks.own - old_own, -1, dtype=dtype)
             fading = -recency * (age / top_k).log()
             self.fading = torch.nn.functional.pad(fading, (self.prefix.old - old_own, 0)).to(device)
-
-    def locate(self, candidate: int) -> tuple[int, int]:
-        """(document, block) of a candidate."""
-        if candidate >= self.documents:
-            document, first, _ = self._runs[-1]
-            return document, first + candidate - self.documents
-        run = bisect_right(self._starts, candidate) - 1
-        return self._runs[run][0], candidate - self._starts[run]
 
 
 FinishedBlocks = dict[int, tuple[Tensor, Tensor, Tensor]]

@@ -15,7 +15,7 @@ from memstore.disk.format.document import IngestSettings
 from memstore.disk.tables.runs import IndexSpec
 from memstore.disk.tables.texts import Keep
 from memstore.errors import InvalidInput, WrongModel
-from memstore.index.block_rows import Scope
+from memstore.index.block_rows import Scope, locator
 from memstore.index.word_index import split_words
 from memstore.model.answer import Found, Ranked
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
@@ -448,8 +448,7 @@ class PassageAPI(ModelAPI, PassageModel):
         found = score_blocks(self.selector, Query(captured, phrase), store, runs)
         gate, caution = self.gate, self.lookup.caution
         answered = gate is None or gate.answers(found.scores, found.blocks, caution)
-        searched = found.scope
-        places = [(number, at) for number, first, end in searched for at in range(first, end)]
+        place = locator(found.scope)
         best = torch.sort(found.scores, descending=True, stable=True)
         ranked = zip(best.indices.tolist(), best.values.tolist())
-        return (Found(*places[int(at)], score) for at, score in ranked), answered
+        return (Found(*place(at), score) for at, score in ranked), answered

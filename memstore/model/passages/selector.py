@@ -9,11 +9,10 @@ a copy.
 
 import hashlib
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from memstore.disk.tables.runs import IndexSpec
 from memstore.index import word_index
-from memstore.index.block_rows import Scope
+from memstore.index.block_rows import Scope, locator
 from memstore.index.word_index import WordsBeside
 from memstore.model.lookup_settings import CAUTION, LookupSettings, Steps, at_caution
 from memstore.store.memory_store import MemoryStore
@@ -254,12 +253,7 @@ class Scored(NamedTuple):
     @property
     def best(self) -> tuple[int, int] | None:
         """Document and block of the best one; None if there is none."""
-        at = int(self.scores.argmax()) if len(self.scores) else 0
-        for document, first, end in self.scope:
-            if at < end - first:
-                return document, first + at
-            at -= end - first
-        return None
+        return locator(self.scope)(int(self.scores.argmax())) if len(self.scores) else None
 
     def after(self, place: tuple[int, int], *, refers: bool) -> "Scored":
         """The scores for a question that follows another one, whose best block was at `place`
@@ -391,9 +385,8 @@ class Candidates:
         """k: maximum number of candidates; adds: Selector.adds of blocks."""
         self.scores, self._deviation, self._content = found.scores, found.deviation, content
         self._alike = found.alike
-        self._scope = [run for run in found.scope if run[2] > run[1]]
+        self._scope, self._place = found.scope, locator(found.scope)
         self.blocks = found.blocks
-        self._starts = [0, *accumulate(end - first for _, first, end in self._scope)]
         self._best = self.distinct(k)
         self._find = adds
 
@@ -476,9 +469,3 @@ class Candidates:
         wanted = {one.document for one in chosen}
         order = {run[0]: at for at, run in enumerate(self._scope) if run[0] in wanted}
         return sorted(chosen, key=lambda one: (order[one.document], one.block))
-
-    def _place(self, candidate: int) -> tuple[int, int]:
-        """Document and block of a candidate."""
-        at = bisect_right(self._starts, candidate) - 1
-        document, first, _ = self._scope[at]
-        return document, first + candidate - self._starts[at]
