@@ -133,7 +133,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[7]
     made_for: MadeFor
     layer: int | None  # whose states the learned part projects; None: there is none
-    word_weight: Amount  # Selector.word_weight
+    word_weight: Annotated[float, Meta(ge=0, le=0.5)]  # Selector.word_weight
     read_from: Layer
     top_k: Positive
     score_range: Amount | None

@@ -124,8 +124,6 @@ GATE_BLOCKS = 512
 GATE_TOGETHER = 4
 """Number of best blocks that may open a Gate together."""
 
-_LITTLE = 0.5  # words that weigh no more leave the best blocks among those that landmarks find
-
 
 # Of a question that refers to the one before: how much the words and the tokens of that one count.
 _WORDS_BEFORE, _TOKENS_BEFORE = 0.25, 0.2
@@ -187,7 +185,10 @@ class Selector:
     """
 
     def __init__(self, learned: Learned | None = None, word_weight: float = 0.0) -> None:
-        """word_weight: weight of BM25 next to a learned part; 0: no words are stored."""
+        """word_weight: weight of BM25 next to a learned part; 0: no words are stored. Of a large
+        scope only blocks are scored that landmarks or a rare word find; up to a weight of 0.5 the
+        best ones are among these.
+        """
         self.learned, self.word_weight = learned, word_weight
         self.layer = 0 if learned is None else learned.layer  # whose states it needs; 0: none
         self.spec = _spec(learned, word_weight)  # what a memory keeps for it
@@ -285,9 +286,7 @@ def score_blocks(
     Retrieval.shortlist. Raises what Retrieval's lookups raise.
     """
     learned, weight, short = selector.learned, selector.word_weight, None
-    # the best blocks are among those whose sum over rows of weight times the greatest product with
-    # their landmarks is high, unless words decide, too
-    if learned is not None and weight <= _LITTLE:
+    if learned is not None:
         beside = WordsBeside(query.words, weight) if weight else None
         short = store.retrieval.shortlist(*query.rows(learned), scope, beside, around)
     found: Found
