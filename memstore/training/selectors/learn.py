@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from random import Random
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memstore.model.passages.selector import Learned, Projection
-from memstore.training.selectors.states import Asked, States
+from memstore.training.selectors.states import Asked, States, best_wrong
 
 _TOGETHER = 16  # questions whose scores of all passages are computed at once
 
@@ -105,13 +104,11 @@ class Trained(nn.Module):
         that do not answer it.
         """
         self.eval()
-        device, found, first = self.projection.device, dict[int, list[int]](), 0
-        for name, texts in groupby(states.texts, lambda text: text[0]):
-            *_, (_, end) = texts
-            parts = [states.passage(at) for at in range(first, end)]
+        device, found = self.projection.device, dict[int, list[int]]()
+        for passages, asked in states.collections():
+            parts = [states.passage(at) for at in passages]
             keys = torch.cat([self.landmarks(one.to(device).float()) for one in parts])
             sizes = [len(one) for one in parts]
-            asked = [one for one in states.asked if states.texts[one.context][0] == name]
             for at in range(0, len(asked), _TOGETHER):
                 some = asked[at : at + _TOGETHER]
                 rows = torch.cat([states.rows[one.first : one.end] for one in some])
@@ -121,11 +118,7 @@ class Trained(nn.Module):
                     rows.to(device).float(), ids.to(device), lengths, keys, sizes
                 ).cpu()
                 for one, of_one in zip(some, scores):
-                    of_one[[passage - first for passage in one.touched]] = -torch.inf
-                    best = of_one.topk(min(most, len(of_one)))
-                    pairs = zip(best.values.tolist(), best.indices.tolist())
-                    found[one.first] = [first + place for score, place in pairs if score > 0]
-            first = end
+                    found[one.first] = best_wrong(of_one, one, passages.start, most)
         return found
 
 

@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from memstore.model.passages.selector import (
 from memstore.model.tokenizer import TokenText
 from memstore.training.reading_questions import TOO_FEW, AskedContext, split_titles
 from memstore.training.selectors.learn import LearnConfig, learn, untrained
-from memstore.training.selectors.states import States, read_states
+from memstore.training.selectors.states import States, best_wrong, read_states
 
 if TYPE_CHECKING:
     from memstore.hf.passage_adapter import HuggingFacePassageModel
@@ -119,22 +119,13 @@ def _alike(states: States, tokenizer: TokenText) -> dict[int, list[int]]:
     """For each question, by Asked.first: passages of the same collection that share most rare words
     with it and do not answer it.
     """
-    selector, first = Selector(), 0
-    haystack = Haystack(selector.spec)
-    scopes: dict[str, tuple[int, tuple[int, int, int]]] = {}  # of a collection: first passage
-    for name, texts in groupby(states.texts, lambda text: text[0]):
-        *_, (_, end) = texts
-        scopes[name] = first, (len(haystack.scope), 0, end - first)
-        haystack.add_passages(selector, tokenizer, [states.shown(at) for at in range(first, end)])
-        first = end
-    found = {}
-    for one in states.asked:
-        first, scope = scopes[states.texts[one.context][0]]
-        scores = selector.scores(states.query(one), haystack, [scope])
-        scores[[at - first for at in one.touched]] = -torch.inf
-        best = scores.topk(min(_BY_WORDS, len(scores)))
-        pairs = zip(best.values.tolist(), best.indices.tolist())
-        found[one.first] = [first + at for score, at in pairs if score > 0]
+    selector, found = Selector(), dict[int, list[int]]()
+    for passages, asked in states.collections():
+        haystack = Haystack(selector.spec)
+        haystack.add_passages(selector, tokenizer, [states.shown(at) for at in passages])
+        for one in asked:
+            scores = selector.scores(states.query(one), haystack, haystack.scope)
+            found[one.first] = best_wrong(scores, one, passages.start, _BY_WORDS)
     return found
 
 

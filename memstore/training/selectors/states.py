@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from random import Random
 
 import torch
@@ -70,6 +71,15 @@ class States:
     asked: tuple[Asked, ...]
     texts: tuple[tuple[str, int], ...]
 
+    def collections(self) -> Iterator[tuple[range, list[Asked]]]:
+        """The passages of each collection, and the questions about them."""
+        first = 0
+        for name, texts in groupby(self.texts, lambda text: text[0]):
+            *_, (_, end) = texts
+            asked = [one for one in self.asked if self.texts[one.context][0] == name]
+            yield range(first, end), asked
+            first = end
+
     def query(self, asked: Asked) -> Query:
         """The search query of a question."""
         rows = {self.layer: self.rows[asked.first : asked.end]}
@@ -87,6 +97,17 @@ class States:
     def _place(self, passage: int) -> slice:
         start = int(self.ends[passage - 1]) if passage else 0
         return slice(start, int(self.ends[passage]))
+
+
+def best_wrong(scores: Tensor, asked: Asked, first: int, most: int) -> list[int]:
+    """At most `most` passages that do not answer a question, the best first, with scores above 0.
+    scores: [passages], of those from number `first` on.
+    """
+    scores = scores.clone()
+    scores[[at - first for at in asked.touched]] = -torch.inf
+    best = scores.topk(min(most, len(scores)))
+    pairs = zip(best.values.tolist(), best.indices.tolist())
+    return [first + at for score, at in pairs if score > 0]
 
 
 def read_states(
