@@ -90,13 +90,18 @@ _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # pef
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ReadingAdapter, as its file has them."""
+
     version: Literal[1]
     kind: Kind
-    weights: list[str]
+    weights: tuple[str, ...]
     scores: dict[str, Share]
     separator: Annotated[str, Meta(max_length=64)]
     tokens: int = 0
     refuse_above: Share | None = None
+
+
+_SAME = tuple(name for name in _Header.__struct_fields__ if name != "version")
 
 
 @dataclass
@@ -143,15 +148,7 @@ class ReadingAdapter:
 
     def save(self, directory: Path) -> None:
         """Write peft's two files with float16 weights, each atomically. Raises OSError."""
-        header = {
-            "version": 1,
-            "kind": self.kind,
-            "weights": list(self.weights),
-            "scores": dict(self.scores),
-            "separator": self.separator,
-            "tokens": self.tokens,
-            "refuse_above": self.refuse_above,
-        }
+        header = {"version": 1, **{name: getattr(self, name) for name in _SAME}}
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -175,7 +172,7 @@ class ReadingAdapter:
                 (temporary / name).replace(directory / name)
 
     @staticmethod
-    def made_for(directory: Path) -> list[str]:
+    def made_for(directory: Path) -> tuple[str, ...]:
         """Digests of the base weights of a stored adapter. Raises InvalidWeights."""
         return _read(directory)[1].weights
 
@@ -185,8 +182,7 @@ class ReadingAdapter:
 
         Raises InvalidWeights if it is missing, damaged or made for another model.
         """
-        config, header = _read(directory)
-        rank, alpha = config
+        (rank, alpha), header = _read(directory)
         with safe_open(directory / TENSORS, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         layers = _linear(model)
@@ -201,17 +197,8 @@ class ReadingAdapter:
                     "for it with `memstore adapt`"
                 )
             pairs[name] = a.float(), b.float()
-        return cls(
-            header.kind,
-            rank,
-            alpha / rank,
-            pairs,
-            tuple(header.weights),
-            header.separator,
-            header.scores,
-            header.tokens,
-            header.refuse_above,
-        )
+        same = {name: getattr(header, name) for name in _SAME}
+        return cls(rank=rank, scale=alpha / rank, pairs=pairs, **same)
 
 
 def _read(directory: Path) -> tuple[tuple[int, float], _Header]:
