@@ -81,7 +81,11 @@ def _fold(module: fx.GraphModule) -> None:
         elif node.target in _RESHAPES and node.args[0] in known:
             known[node] = node.target(known[node.args[0]], *node.args[1:], **node.kwargs)
         elif node.target is _aten.mul.Tensor and node.args[1] in known:
-            _fold_product(node, known)
+            x, factor = node.args[0], known[node.args[1]]
+            if bool((factor == 1).all()) and _same_shape_and_dtype(node, x):
+                node.replace_all_uses_with(x)
+            elif not factor.any():
+                known[node] = torch.zeros((), dtype=factor.dtype)
         elif node.target is _aten.add.Tensor and node.args[1] in known:
             zero = not known[node.args[1]].any()
             if zero and _same_shape_and_dtype(node, node.args[0]):
@@ -101,14 +105,6 @@ _METHODS = {
     _aten.view.default: "view",
 }
 _RESHAPES = {_aten.unsqueeze.default, _aten.view.default, _aten.to.dtype, _aten.slice.Tensor}
-
-
-def _fold_product(node: fx.Node, known: dict[fx.Node, Tensor]) -> None:
-    x, factor = node.args[0], known[cast(fx.Node, node.args[1])]
-    if bool((factor == 1).all()) and _same_shape_and_dtype(node, x):
-        node.replace_all_uses_with(cast(fx.Node, x))
-    elif not factor.any():
-        known[node] = torch.zeros((), dtype=factor.dtype)
 
 
 def _same_shape_and_dtype(node: fx.Node, other: Any) -> bool:
