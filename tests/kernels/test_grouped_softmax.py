@@ -67,15 +67,8 @@ class Window:
     def attend(self, dtype: torch.dtype, *, triton: bool) -> dict[str, Tensor]:
         """The output and the gradient of every leaf."""
         leaves = {name: x.to(dtype).requires_grad_() for name, x in self.leaves.items()}
-        output = grouped_softmax_attention(
-            leaves["q"],
-            leaves["k"],
-            leaves["v"],
-            self.block_size,
-            k_cmt=leaves.get("k_cmt"),
-            controlled=self.controlled,
-            triton=triton,
-        )
+        given = {"controlled": self.controlled, "triton": triton, "block_size": self.block_size}
+        output = grouped_softmax_attention(**leaves, **given)
         gradients = torch.autograd.grad(output, list(leaves.values()), self.do.to(dtype))
         return {"output": output.detach(), **dict(zip(leaves, gradients))}
 
@@ -111,17 +104,9 @@ def check(window: Window, dtype: torch.dtype = torch.float32, *, tiny: bool = Fa
 def test_output_and_gradients_are_as_exact_as_torchs(
     size: int, length: int, dim: int, heads: tuple[int, int], cmt: bool, controlled: bool, seed: int
 ) -> None:
-    window = Window.draw(
-        size,
-        length,
-        dim,
-        *heads,
-        1 if heads[0] == 2 else 2,
-        cmt=cmt,
-        controlled=controlled,
-        seed=seed,
-    )
-    check(window, tiny=True)
+    options = {"cmt": cmt, "controlled": controlled, "seed": seed}
+    batch = 1 if heads[0] == 2 else 2
+    check(Window.draw(size, length, dim, *heads, batch, **options), tiny=True)
 
 
 def test_every_run_gives_the_same_bits() -> None:

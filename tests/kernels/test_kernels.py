@@ -208,55 +208,33 @@ def test_memory_attention_equals_one_softmax_by_rows_and_shared() -> None:
         torch.randn(1, kv_heads, 7, dim, dtype=torch.float64, generator=generator) for _ in range(2)
     )
     k_cmt = torch.randn(kv_heads, dim, dtype=torch.float64, generator=generator)
+    units = q, keys, values, lengths
+    of_head = chosen, rotations
+    of_rows = [x.expand(-1, -1, rows, -1).contiguous() for x in of_head]
     for cmt in (k_cmt, None):
         local = api.local_attention(q[0], local_k, local_v, size, k_cmt=cmt)
-        shared, mass = api.memory_attention(
-            q,
-            keys,
-            values,
-            lengths,
-            chosen,
-            rotations,
-            marks,
-            local,
-            gated=cmt is not None,
-            return_mass=True,
-        )
-        wide = (
-            chosen.expand(-1, -1, rows, -1).contiguous(),
-            rotations.expand(-1, -1, rows, -1).contiguous(),
-        )
-        by_rows, _ = api.memory_attention(
-            q, keys, values, lengths, *wide, marks, local, gated=cmt is not None
+        (shared, mass), (by_rows, _) = (
+            api.memory_attention(
+                *units, *read, marks, local, gated=cmt is not None, return_mass=True
+            )
+            for read in (of_head, of_rows)
         )
         torch.testing.assert_close(shared, by_rows, rtol=1e-10, atol=1e-12)
         for h in range(heads):
             for t in range(rows):
-                units = [
-                    (s, r, i)
-                    for i, (s, r) in enumerate(
-                        zip(chosen[0, h, 0].tolist(), rotations[0, h, 0].tolist())
-                    )
-                    if s >= 0
-                ]
-                reads, weight = torch.zeros(dim, dtype=torch.float64), []
-                for s, r, i in units:
+                there, expected = chosen[0, h, 0] >= 0, local.output[0, h, t]
+                reads = torch.zeros(int(there.sum()), dim, dtype=torch.float64)
+                for at, (s, r) in enumerate(zip(chosen[0, h, 0][there], rotations[0, h, 0][there])):
                     inner = (keys[s, : lengths[s]] @ q[r, 0, h, t]).softmax(0)
-                    weight.append((marks[0, h, t, i], inner @ values[s, : lengths[s]]))
-                logits = torch.tensor([float(m) for m, _ in weight], dtype=torch.float64)
-                if not units:
-                    expected = local.output[0, h, t]
+                    reads[at] = inner @ values[s, : lengths[s]]
+                logits = marks[0, h, t][there]
+                if not len(reads):
                     assert mass[0, h, t].sum() == 0
                 elif cmt is not None:
-                    share = logits.softmax(0) * local.gate[0, h, t]
-                    expected = local.output[0, h, t] + sum(
-                        (s * read for s, (_, read) in zip(share, weight)), reads
-                    )
+                    expected = expected + logits.softmax(0) * local.gate[0, h, t] @ reads
                 else:
                     total = torch.cat([logits, local.lse[0, h, t][None]]).softmax(0)
-                    expected = local.output[0, h, t] * total[-1] + sum(
-                        (s * r for s, (_, r) in zip(total, weight)), reads
-                    )
+                    expected = expected * total[-1] + total[:-1] @ reads
                 torch.testing.assert_close(shared[0, h, t], expected, rtol=1e-10, atol=1e-12)
 
 

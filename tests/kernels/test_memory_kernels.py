@@ -73,7 +73,7 @@ class Step:
     lengths: Tensor
     slots: Tensor
     rotations: Tensor
-    scores: Tensor
+    landmark_scores: Tensor
     local: LocalAttention
 
     @classmethod
@@ -114,49 +114,26 @@ class Step:
         )
         marks = normal(batch, heads, rows, chosen)
         scaled = normal(turns, batch, heads, rows, dim) * dim**-0.5
-        return cls(
-            scaled,
-            keys,
-            values,
-            lengths,
-            whole(-1, slots, *choice),
-            whole(0, turns, *choice),
-            marks,
-            local,
-        )
+        chosen_slots, rotations = whole(-1, slots, *choice), whole(0, turns, *choice)
+        return cls(scaled, keys, values, lengths, chosen_slots, rotations, marks, local)
 
     def exact(self) -> "Step":
         """In float64."""
-        wide = {name: getattr(self, name).double() for name in ("q", "keys", "values", "scores")}
-        parts = (self.local.output, self.local.gate, self.local.lse)
-        return replace(self, **wide, local=LocalAttention(*(part.double() for part in parts)))
+        names = ("q", "keys", "values", "landmark_scores")
+        wide = {name: getattr(self, name).double() for name in names}
+        local = LocalAttention(*(part.double() for part in vars(self.local).values()))
+        return replace(self, **wide, local=local)
 
     def attend(self, kernel: object, *, gated: bool) -> tuple[Tensor, Tensor]:
-        output, mass = kernel.memory_attention(  # type: ignore[attr-defined]
-            self.q,
-            self.keys,
-            self.values,
-            self.lengths,
-            self.slots,
-            self.rotations,
-            self.scores,
-            self.local,
-            gated=gated,
-            return_mass=True,
-        )
+        attention = kernel.memory_attention  # type: ignore[attr-defined]
+        output, mass = attention(**vars(self), gated=gated, return_mass=True)
         assert mass is not None
         return output, mass
 
     def check(self, *, gated: bool) -> tuple[Tensor, Tensor]:
         """The kernel's output and mass, both right."""
-        found, own, exact = (
-            step.attend(kernel, gated=gated)
-            for step, kernel in (
-                (self, triton_memory_attention),
-                (self, reference),
-                (self.exact(), reference),
-            )
-        )
+        found = self.attend(triton_memory_attention, gated=gated)
+        own, exact = (one.attend(reference, gated=gated) for one in (self, self.exact()))
         assert found[0].dtype == own[0].dtype and found[1].dtype == torch.float32
         for part in range(2):
             assert_as_exact(found[part], own[part], exact[part])
@@ -190,7 +167,7 @@ def test_rows_without_units_or_with_a_closed_gate_keep_their_local_output(gated:
     step.slots[:, 0] = -1
     step.slots[:, 1] = torch.arange(2)
     step.local.gate[:, 1] = 0
-    step.scores[:, 0] = float("nan")  # of no unit: ignored
+    step.landmark_scores[:, 0] = float("nan")  # of no unit: ignored
     step.keys[2:], step.values[2:] = float("nan"), float("nan")  # slots that nobody names
     output, mass = step.check(gated=gated)
     assert torch.equal(output[:, 0], step.local.output[:, 0]) and (mass[:, 0] == 0).all()

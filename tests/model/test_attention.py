@@ -116,22 +116,10 @@ def test_chunked_inference_equals_the_published_implementation(mode: str) -> Non
     with np.load(DATA / f"d_cache_{mode}.npz") as file:
         data = {key: torch.from_numpy(file[key]) for key in file.files}
     chunks = 1 + max(int(re.match(r"c(\d+)_", key)[1]) for key in data if key.startswith("c"))
-    config = ModelConfig(
-        num_layers=4,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=16,
-        block_size=4,
-        top_k=2,
-        rope_interleaved=True,
-        cmt=False,
-        memory_layers=(0, 1, 2, 3),
-        old_block_position="stingy",
-        granularity=ORACLE[mode],
-        kv_dtype="float64",
-        chunk_blocks=8,
-    )
-    driver = Driver(config)
+    sizes = {"num_layers": 4, "memory_layers": (0, 1, 2, 3), "head_dim": 16, "block_size": 4}
+    places = {"rope_interleaved": True, "old_block_position": "stingy"}
+    lookups = {"granularity": ORACLE[mode], "top_k": 2, "chunk_blocks": 8}
+    driver = Driver(one_layer(cmt=False, **sizes, **places, **lookups))
     compared = 0
     for c in range(chunks):
         layers = [tuple(data[f"c{c}_l{i}_{name}"] for name in "qkv") for i in range(4)]
@@ -183,20 +171,11 @@ def test_every_memory_size_equals_the_transcription(
     queries.
     """
     heads, kv_heads, size, dim, top_k = 4, 2, 3, 8, 2
-    config = one_layer(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        block_size=size,
-        top_k=top_k,
-        recency=recency,
-        supersede=supersede,
-        cmt=cmt,
-        old_block_position="fixed" if fixed else "stingy",
-        granularity=granularity,
-        cmt_cutoff=0.15 if cmt else 0.0,
-        old_block_distance=11,
-    )
+    fading = {"recency": recency, "supersede": supersede}
+    gate = {"cmt": cmt, "cmt_cutoff": 0.15 if cmt else 0.0}
+    places = {"old_block_position": "fixed" if fixed else "stingy", "old_block_distance": 11}
+    lookups = {"granularity": granularity, "top_k": top_k, **fading, **gate, **places}
+    config = one_layer(num_heads=heads, num_kv_heads=kv_heads, **lookups)
     randn = Random(7)
     k_cmt = randn(kv_heads, dim) if cmt else None
     rope = Rope(dim)
@@ -213,10 +192,9 @@ def test_every_memory_size_equals_the_transcription(
             False,
             distance=11,
             cutoff=config.cmt_cutoff,
+            **fading,
             k_cmt=None if k_cmt is None else k_cmt[h // 2].numpy(),
             value=None if values is None or not retrieve else values[h].numpy(),
-            recency=recency,
-            supersede=supersede,
         )
         for h in range(heads)
     ]
@@ -234,19 +212,15 @@ def test_every_memory_size_equals_the_transcription(
         [out] = driver.feed([(q, k, v)])
         for h, head in enumerate(literal):
             head.append(k[h // 2].numpy(), v[h // 2].numpy())
-        gates = np.array(
-            [
-                [head.gate(q[h, t].numpy(), first + t)[1] for t in range(rows)]
-                for h, head in enumerate(literal)
-            ]
-        )
+        asked = [
+            [(head, q[h, row].numpy(), first + row) for row in range(rows)]
+            for h, head in enumerate(literal)
+        ]
+        gates = np.array([[head.gate(x, at)[1] for head, x, at in of_head] for of_head in asked])
         open_rows = gates >= config.cmt_cutoff if cmt else np.ones_like(gates, dtype=bool)
         n = len(literal[0].memory)
         scores = np.array(
-            [
-                [head.candidate_scores(q[h, t].numpy(), first + t) for t in range(rows)]
-                for h, head in enumerate(literal)
-            ]
+            [[head.candidate_scores(x, at) for head, x, at in of_head] for of_head in asked]
         ).reshape(heads, rows, n)
         if not retrieve:
             recent = literal[0].recent
@@ -255,15 +229,11 @@ def test_every_memory_size_equals_the_transcription(
             chosen = choose(scores, granularity, top_k, open_rows, heads // kv_heads)
         else:
             chosen = [[[]] * rows for _ in range(heads)]
+        seen = n if retrieve else literal[0].recent
         expected = np.array(
             [
-                [
-                    head.attend(
-                        q[h, t].numpy(), first + t, chosen[h][t], n if retrieve else head.recent
-                    )
-                    for t in range(rows)
-                ]
-                for h, head in enumerate(literal)
+                [head.attend(x, at, read, seen) for (head, x, at), read in zip(*of_head)]
+                for of_head in zip(asked, chosen)
             ]
         )
         np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=1e-11, err_msg=f"{n} blocks")

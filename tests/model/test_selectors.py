@@ -253,7 +253,7 @@ def test_a_damaged_selector_or_one_of_another_model_is_refused_in_one_line(tmp_p
     with pytest.raises(InvalidWeights, match="damaged"):
         load_selector(path, MADE_FOR)
     save_selector(Adaptation(Selector(Learned(2, projection()), 0.6)), MADE_FOR, path)
-    with pytest.raises(InvalidWeights, match="<= 0.5"):  # a large memory is not searched so
+    with pytest.raises(InvalidWeights, match=r"<= 0\.5"):  # a large memory is not searched so
         load_selector(path, MADE_FOR)
     save_file(tensors, path, {"memstore.selector": "{}"})
     with pytest.raises(InvalidWeights, match="not a selector of this version"):

@@ -23,22 +23,10 @@ SIZE, TOP_K = 4, 3
 
 
 def model(*, cmt: bool, top_k: int = TOP_K) -> Transformer:
-    config = ModelConfig(
-        vocab_size=50,
-        num_layers=3,
-        hidden_size=32,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        mlp_size=48,
-        block_size=SIZE,
-        top_k=top_k,
-        cmt=cmt,
-        kv_dtype="float64",
-        cmt_cutoff=0.0,
-        chunk_blocks=64,
-    )
-    built = Transformer(config)
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "kv_dtype": "float64"}
+    sizes = {"vocab_size": 50, "num_layers": 3, "hidden_size": 32, "mlp_size": 48, **heads}
+    lookups = {"block_size": SIZE, "top_k": top_k, "cmt_cutoff": 0.0, "chunk_blocks": 64}
+    built = Transformer(ModelConfig(cmt=cmt, **sizes, **lookups))
     generator = torch.Generator().manual_seed(0)
     built.initialise(generator)
     for parameter in built.parameters():

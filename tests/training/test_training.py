@@ -117,14 +117,8 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def config(out: Path, **settings: Any) -> TrainConfig:
-    settings = {
-        "stages": short_stages(),
-        "precision": "float32",
-        "seed": 3,
-        "log_every": 1,
-        **settings,
-    }
-    return TrainConfig(out, MODEL, **settings)
+    usual = {"stages": short_stages(), "precision": "float32", "seed": 3, "log_every": 1}
+    return TrainConfig(out, MODEL, **usual | settings)
 
 
 def killed(run: TrainConfig, book: Path) -> None:
