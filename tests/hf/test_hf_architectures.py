@@ -59,6 +59,11 @@ def test_a_stored_passage_gives_the_logits_of_the_same_text_in_the_prompt(kind, 
         torch.testing.assert_close(found, stock, rtol=0, atol=TOLERANCE * float(stock.abs().max()))
 
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 256}
+LONG |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+
 @pytest.mark.parametrize(
     ("kind", "changed", "why"),
     [
@@ -67,24 +72,8 @@ def test_a_stored_passage_gives_the_logits_of_the_same_text_in_the_prompt(kind, 
         ("gemma4_text", {"vocab_size_per_layer_input": 4096}, "different shapes"),
         ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
         ("doge", {}, "attends with attention_mask"),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "dynamic RoPE",
-        ),
-        (
-            "phi3",
-            {
-                "rope_parameters": {
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "original_max_position_embeddings": 256,
-                    "short_factor": [1.0] * 8,
-                    "long_factor": [2.0] * 8,
-                }
-            },
-            "LongRoPE",
-        ),
+        ("llama", {"rope_parameters": DYNAMIC}, "dynamic RoPE"),
+        ("phi3", {"rope_parameters": LONG}, "LongRoPE"),
         ("deepseek_v3", {}, "is not supported"),
     ],
 )

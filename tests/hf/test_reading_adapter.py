@@ -32,16 +32,15 @@ TEXT = " ".join(f"The keeper of lighthouse {n} counts {n * 7} bells at night." f
 IDS = torch.tensor([[5, 17, 40, 8, 93]])
 
 
+def reader_of(model, adapter=None, adaptation=UNADAPTED, **options):
+    options = {"adapter": adapter, "kv_dtype": torch.float32} | options
+    return HuggingFacePassageModel(model, tokenizer(), adaptation, **options)
+
+
 def model_of(kind="both"):
     """A reader with an adapter, and the same without."""
-    model, stock = decoder("llama"), decoder("llama")
-    adapter = None if kind is None else random_adapter(model, kind)
-    return (
-        HuggingFacePassageModel(
-            model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
-        ),
-        HuggingFacePassageModel(stock, tokenizer(), UNADAPTED, kv_dtype=torch.float32),
-    )
+    model = decoder("llama")
+    return reader_of(model, random_adapter(model, kind)), reader_of(decoder("llama"))
 
 
 def memory(reader, path: Path) -> MemoryStore:
@@ -63,7 +62,7 @@ def test_peft_reads_an_adapter_file_and_computes_the_same_logits(tmp_path):
     adapter.save(tmp_path)
     loaded = ReadingAdapter.load(tmp_path, model)
     assert (loaded.refuse_above, loaded.digest) == (0.4, adapter.digest)
-    reader = HuggingFacePassageModel(model, tokenizer(), UNADAPTED, adapter=loaded)
+    reader = reader_of(model, loaded)
     assert torch.equal(model(IDS).logits, stock)
 
     def logits(adapt: bool | torch.Tensor) -> torch.Tensor:
@@ -80,9 +79,7 @@ def test_peft_reads_an_adapter_file_and_computes_the_same_logits(tmp_path):
 def test_generating_with_an_adapter_uses_traced_graphs_and_quantized_weights():
     for bits in ("full", "int8"):
         model = decoder("llama")
-        reader = HuggingFacePassageModel(
-            model, tokenizer(), UNADAPTED, adapter=random_adapter(model), generating=bits
-        )
+        reader = reader_of(model, random_adapter(model), generating=bits)
 
         def attend(layer, q, k, v):
             return q
@@ -131,10 +128,7 @@ def test_an_adapter_applies_to_passages_and_leaves_plain_text_to_the_stock_model
 
 def test_an_adapter_refuses_by_its_doubt_and_can_answer_without_the_memory(tmp_path):
     model = decoder("llama")
-    adapter = replace(random_adapter(model), refuse_above=0.0)
-    reader = HuggingFacePassageModel(
-        model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
-    )
+    reader = reader_of(model, replace(random_adapter(model), refuse_above=0.0))
     question = "How many bells does the keeper of lighthouse 3 count?"
     with memory(reader, tmp_path / "m") as store:
 
@@ -156,10 +150,7 @@ def test_a_fitted_doubt_decides_for_the_adapter_that_it_was_fitted_with(tmp_path
     question = "How many bells does the keeper of lighthouse 3 count?"
 
     def asked(doubt, caution):
-        reader = HuggingFacePassageModel(
-            decoder("llama"), tokenizer(), replace(UNADAPTED, doubt=doubt), adapter=adapter,
-            kv_dtype=torch.float32,
-        )  # fmt: skip
+        reader = reader_of(decoder("llama"), adapter, replace(UNADAPTED, doubt=doubt))
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         reader.lookup = reader.lookup.changed(score_range=1e9)
         with memory(reader, path) as store, reader.session(store, caution=caution) as session:
@@ -293,13 +284,8 @@ def asked(path, monkeypatch, layers, top_k, free=None):
         patch.setattr(traced_step, "traced", traced)
         patch.setattr(traced_step, "_free_bytes", lambda device: free)
         model = decoder("llama", num_hidden_layers=layers).to(device)
-        reader = HuggingFacePassageModel(
-            model,
-            tokenizer(),
-            replace(UNADAPTED, top_k=top_k, score_range=None),
-            adapter=random_adapter(model),
-            kv_dtype=torch.float32,
-        )
+        adaptation = replace(UNADAPTED, top_k=top_k, score_range=None)
+        reader = reader_of(model, random_adapter(model), adaptation)
         options = {"selector": reader.keeps, "codec": "raw"} | ({"device": device} if free else {})
         with MemoryStore.create(path, reader.signature, **options) as store:
             reader.ingest(TEXT, store, name="text")

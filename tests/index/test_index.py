@@ -40,11 +40,8 @@ def test_empty_scope_finds_nothing(index: LandmarkIndex, scope: list[tuple[int, 
     index.add(1, 0, 0, keys(5))
     for layer in (0, 1):
         hits = index.search(layer, queries(), scope, 4, return_lse=True)
-        assert (
-            hits.candidates.shape == (4, 5, 4)
-            and (hits.candidates == -1).all()
-            and (hits.scores == NEG).all()
-        )
+        assert hits.candidates.shape == (4, 5, 4)
+        assert (hits.candidates == -1).all() and (hits.scores == NEG).all()
         assert hits.lse is not None and (hits.lse <= NEG / 2).all()
         assert index.keys(layer, scope).shape == (KV_HEADS, 0, DIM)
         assert index.gather(layer, scope, hits.candidates).shape == (4, 5, 4, DIM)

@@ -80,15 +80,9 @@ def test_chunked_reading_equals_full_landmark_attention_when_every_block_is_retr
     """
     # stingy positions: every own block keeps its true place; layer 0 has memory too, and no gate
     # divides the softmax
-    model = tiny_model(
-        tmp_path / "model",
-        old_block_position="stingy",
-        memory_layers=(0, 1),
-        cmt=False,
-        kv_dtype="float32",
-        top_k=16,
-        chunk_blocks=2,
-    )
+    form = {"old_block_position": "stingy", "memory_layers": (0, 1), "cmt": False}
+    lookups = {"kv_dtype": "float32", "top_k": 16, "chunk_blocks": 2}
+    model = tiny_model(tmp_path / "model", **form, **lookups)
     ids = model.tokenizer.encode(text(70))[: 8 * 12]
     store = MemoryStore.in_memory(model.signature, host_budget=1 << 24)
     with model.session(store, []) as session:
@@ -131,13 +125,8 @@ def test_sources_are_the_text_that_was_read(tmp_path: Path) -> None:
     body = "".join(f"Zoë{i} naïve — {line}\n" for i, line in enumerate(text(250).splitlines()))
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         document = model.ingest(body, store, name="a")
-        answer = model.ask(
-            "the captain of the river",
-            store,
-            max_new_tokens=4,
-            until_sentence=False,
-            max_sources=10_000,
-        )
+        settings = {"max_new_tokens": 4, "until_sentence": False, "max_sources": 10_000}
+        answer = model.ask("the captain of the river", store, **settings)
         hits = model.search("the captain of the river", store, top_k=3)
         blocks = [
             store.tokens("a", source.block * 8, source.block * 8 + 8).ids.tolist()
@@ -166,14 +155,8 @@ def test_the_last_partial_block_is_read_and_its_padding_is_not(tmp_path: Path) -
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         document = model.ingest(body, store, name="a")
         assert document.blocks == -(-tokens // 8)
-        answer = model.ask(
-            "end.",
-            store,
-            max_new_tokens=2,
-            until_sentence=False,
-            max_sources=1000,
-            top_k=document.blocks,
-        )
+        settings = {"max_new_tokens": 2, "until_sentence": False, "max_sources": 1000}
+        answer = model.ask("end.", store, top_k=document.blocks, **settings)
         ends = {source.block: source for source in answer.sources}
         last = ends[document.blocks - 1]
         assert last.span[1] == len(body.rstrip()) and body.rstrip().endswith(last.text)

@@ -15,12 +15,6 @@ from support.tiny_decoder import of_kind, tokenizer
 PARTS = [5, 7]
 
 
-def nothing(reader: HuggingFacePassageModel) -> tuple[Tensor, Tensor]:
-    """Keys and values of no passages."""
-    none = torch.zeros(1, reader.shape.num_kv_heads, 0, reader.shape.head_dim)
-    return none, none
-
-
 def reading(reader: HuggingFacePassageModel, told: list[Tensor] | None) -> RepositionedAttention:
     """A context that has read some text after two passages. told: receives the attention masses."""
     observe = None if told is None else lambda layer, masses: told.append(masses.clone())
@@ -33,6 +27,24 @@ def reading(reader: HuggingFacePassageModel, told: list[Tensor] | None) -> Repos
         context.remember([layer], *torch.randn(size, generator=generator)[:, None])
     reader.hidden(torch.tensor([[300, 301, 302]]), context.attend)
     return context
+
+
+def step_of(reader: HuggingFacePassageModel, token: int, context: RepositionedAttention) -> Tensor:
+    """The state of an ordinary step."""
+    return reader.hidden(torch.tensor([[token]]), context.attend, quantized=True)[0, -1]
+
+
+def read_text(reader: HuggingFacePassageModel, *contexts: RepositionedAttention) -> None:
+    for context in contexts:
+        reader.hidden(torch.tensor([[400, 401]]), context.attend)
+
+
+def read_no_passages(reader: HuggingFacePassageModel, *contexts: RepositionedAttention) -> None:
+    none = torch.zeros(2, 1, reader.shape.num_kv_heads, 0, reader.shape.head_dim)
+    for context in contexts:
+        context.divide([], [])
+        for layer in range(reader.shape.num_layers):
+            context.remember([layer], *none)
 
 
 @torch.no_grad()
@@ -53,17 +65,13 @@ def test_a_recorded_step_gives_the_states_of_an_ordinary_step(
     recorded = 1
     for number, token in enumerate(range(310, 310 + 45)):
         if number in (20, 23):  # other text is read between two tokens
-            for context in (plain, other):
-                reader.hidden(torch.tensor([[400, 401]]), context.attend)
-        if number == 22:  # another passage is read instead
-            for context in (plain, other):
-                context.divide([], [])
-                for layer in range(reader.shape.num_layers):
-                    context.remember([layer], *nothing(reader))
+            read_text(reader, plain, other)
+        if number == 22:  # other passages are read instead
+            read_no_passages(reader, plain, other)
             assert not step.fits()
         if not step.fits():
             step, recorded = RecordedStep(reader, other), recorded + 1
-        expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
+        expected = step_of(reader, token, plain)
         torch.testing.assert_close(step.read(token), expected, rtol=1e-4, atol=1e-4)
         assert other.local == plain.local
     assert recorded == 3  # at first, for other passages, and when the room is full
@@ -84,17 +92,13 @@ def test_the_recorded_step_starts_after_a_few_tokens_and_again_after_other_text(
     graph, used = StepGraph(reader, other), []
     for number, token in enumerate(range(310, 330)):
         if number in (3, 12):
-            for context in (plain, other):
-                reader.hidden(torch.tensor([[400, 401]]), context.attend)
+            read_text(reader, plain, other)
         if number == 12:  # of other passages
-            for context in (plain, other):
-                for layer in range(reader.shape.num_layers):
-                    context.remember([layer], *nothing(reader))
-        expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
-        state = graph.read(token)
+            read_no_passages(reader, plain, other)
+        expected, state = step_of(reader, token, plain), graph.read(token)
         used.append(state is not None)
         if state is None:
-            state = reader.hidden(torch.tensor([[token]]), other.attend, quantized=True)[0, -1]
+            state = step_of(reader, token, other)
         torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
     assert used == [False] * 7 + [True] * 5 + [False] * 4 + [True] * 4
 
@@ -114,19 +118,19 @@ def test_a_step_that_fails_has_read_nothing(
 
     hidden = reader.hidden
     for number, token in enumerate(range(310, 320)):
-        expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
+        expected = step_of(reader, token, plain)
         if number == 7:
             monkeypatch.setattr(reader, "hidden", failing)
         state = graph.read(token)
         monkeypatch.setattr(reader, "hidden", hidden)
         assert (state is not None) == (4 <= number < 7)
         if state is None:
-            state = reader.hidden(torch.tensor([[token]]), other.attend, quantized=True)[0, -1]
+            state = step_of(reader, token, other)
         torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
     # what cannot be recorded is not tried in another session; a lack of memory may be over there
     context = reading(reader, None)
     elsewhere = StepGraph(reader, context)
     for token in range(4):
         assert elsewhere.read(token) is None
-        reader.hidden(torch.tensor([[token]]), context.attend, quantized=True)
+        step_of(reader, token, context)
     assert (elsewhere.read(4) is None) == (error is RuntimeError)

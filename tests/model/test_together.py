@@ -2,6 +2,9 @@
 not disturb the others.
 """
 
+from contextlib import ExitStack, closing, contextmanager
+from itertools import islice
+
 import pytest
 import torch
 
@@ -31,24 +34,22 @@ def remembered(request, tmp_path_factory):
         yield reader, store
 
 
-def begun(reader, store, prompts=PROMPTS):
-    """A session a prompt, and the state that its answer begins with."""
-    sessions = [reader.session(store) for _ in prompts]
-    return sessions, [
-        session.ask(prompt, lambda: None) for session, prompt in zip(sessions, prompts)
-    ]
+@contextmanager
+def begun(remembered, lengths=(5, 5, 5), temperature=0.0):
+    """Context with answers of these lengths to the prompts, each in a session of its own."""
+    reader, store = remembered
+    with ExitStack() as stack:
+        running = []
+        for seed, (prompt, length) in enumerate(zip(PROMPTS, lengths)):
+            session = stack.enter_context(closing(reader.session(store)))
+            state = session.ask(prompt, lambda: None)
+            running.append(session.generate(state, length, temperature=temperature, seed=seed))
+        yield running
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_answers_generated_together_equal_those_generated_alone(remembered, temperature):
-    reader, store = remembered
-
-    def answers(ahead):
-        sessions, states = begun(reader, store)
-        running = [  # over the ends of blocks, and of chunks
-            session.generate(state, 6 + 19 * number, temperature=temperature, seed=number)
-            for number, (session, state) in enumerate(zip(sessions, states))
-        ]
+    def answers(running, ahead):
         said: list[list[int]] = [[] for _ in running]
         while True:
             ahead(running)
@@ -57,55 +58,47 @@ def test_answers_generated_together_equal_those_generated_alone(remembered, temp
                 break
             for words, token in zip(said, tokens):
                 words += [] if token is None else [token]
+        sessions = [one.session for one in running]
         counted = [(session.lookups, session.read_tokens) for session in sessions]
-        after = [session.feed([7, 8, 9]) for session in sessions]
-        for session in sessions:
-            session.close()
-        return said, counted, torch.cat(after)
+        return said, counted, torch.cat([session.feed([7, 8, 9]) for session in sessions])
 
-    *together, after = answers(read_pending)
-    *alone, expected = answers(lambda running: None)
+    lengths = 6, 25, 44  # over the ends of blocks, and of chunks
+    with begun(remembered, lengths, temperature) as running:
+        *together, after = answers(running, read_pending)
+    with begun(remembered, lengths, temperature) as running:
+        *alone, expected = answers(running, lambda running: None)
     assert together == alone
     torch.testing.assert_close(after, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_a_failing_answer_raises_alone_and_the_others_go_on(remembered, monkeypatch):
-    reader, store = remembered
-    sessions, states = begun(reader, store)
-    running = [session.generate(state, 5) for session, state in zip(sessions, states)]
-    expected, others = begun(reader, store)
-    alone = [list(session.generate(state, 5)) for session, state in zip(expected, others)]
+    with begun(remembered) as running:
+        alone = [list(one) for one in running]
 
     def gone(layer_idx, *qkv):
         raise DocumentNotFound("it was forgotten")
 
-    said = [[next(one)] for one in running]
-    monkeypatch.setattr(sessions[1], "attend", gone)
-    for _ in range(4):
-        read_pending(running)
-        for number in (0, 2):
-            said[number] += [token for token in [next(running[number], None)] if token is not None]
-    with pytest.raises(DocumentNotFound, match="forgotten"):
-        next(running[1])
+    with begun(remembered) as running:
+        said = [[next(one)] for one in running]
+        monkeypatch.setattr(running[1].session, "attend", gone)
+        for _ in range(4):
+            read_pending(running)
+            for number in (0, 2):
+                said[number] += islice(running[number], 1)
+        with pytest.raises(DocumentNotFound, match="forgotten"):
+            next(running[1])
     assert [said[0], said[2]] == [alone[0], alone[2]]
-    for session in (*sessions, *expected):
-        session.close()
 
 
 def test_an_unexpected_error_ends_every_answer_of_the_shared_pass(remembered, monkeypatch):
-    reader, store = remembered
-    sessions, states = begun(reader, store)
-    running = [session.generate(state, 5) for session, state in zip(sessions, states)]
-    for one in running:
-        next(one)
-
     def broken(layer_idx, *qkv):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(sessions[1], "attend", broken)
-    read_pending(running)
-    for one in running:
-        with pytest.raises(ZeroDivisionError):
+    with begun(remembered) as running:
+        for one in running:
             next(one)
-    for session in sessions:
-        session.close()
+        monkeypatch.setattr(running[1].session, "attend", broken)
+        read_pending(running)
+        for one in running:
+            with pytest.raises(ZeroDivisionError):
+                next(one)
