@@ -12,7 +12,7 @@ from torch import Tensor
 
 # 8 fill the bus of an H200 (.92 of it; 4 .57): few, since multiprocessors are for what computes
 # meanwhile. Twice that, for a bus that is faster.
-PROGRAMS = 16
+_PROGRAMS = 16
 _CHUNK = 16384  # bytes that a program asks for at once, 64 a thread
 _WARPS = 8
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -34,9 +34,7 @@ def _copy_kernel(host, device, slots, units, size, WIDTH: tl.constexpr, CHUNK: t
         tl.store(target + word, read, mask=word < words)
 
 
-def copy_units(
-    host: Tensor, device: Tensor, places: np.ndarray, *, programs: int = PROGRAMS
-) -> None:
+def copy_units(host: Tensor, device: Tensor, places: np.ndarray) -> None:
     """Copy slots of a page-locked slab into slots of a device's, on its current stream.
 
     host, device: as for `memstore.kernels.slab_copy.load_units`; places: int64 [2, n], source and
@@ -53,7 +51,7 @@ def copy_units(
         slots = slots.pin_memory().to(device.device, non_blocking=True)
     chunk = min(_CHUNK // word, triton.next_power_of_2(size // word))
     units = places.shape[1]
-    _copy_kernel[(min(programs, units * triton.cdiv(size // word, chunk)),)](
+    _copy_kernel[(min(_PROGRAMS, units * triton.cdiv(size // word, chunk)),)](
         host.view(-1).view(_WORDS[word]), device.view(-1).view(_WORDS[word]), slots, units,
         size // aligned, WIDTH=width, CHUNK=chunk, num_warps=_WARPS,
     )  # fmt: skip

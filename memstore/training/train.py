@@ -173,7 +173,7 @@ def _tokenizer(
 # Muon for the matrices of the layers, AdamW for everything else
 
 
-def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(gradient: Tensor) -> Tensor:
     """The nearest semi-orthogonal matrix to `gradient` [m, n], approximately, by a quintic
     Newton-Schulz iteration.
     """
@@ -182,7 +182,7 @@ def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
     tall = x.shape[0] > x.shape[1]
     if tall:
         x = x.T
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if tall else x
