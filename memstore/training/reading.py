@@ -92,23 +92,19 @@ class Pack:
         for one in examples:
             turn, _ = model.turn_ids(one.question, first=True)
             answer = [*model.tokenizer.encode(one.answer), model.end_of_turn]
-            own, row = [*model.separator_ids, *turn, *answer[:-1]], [prefix]
-            if as_text:
-                own = [*chain(*one.passages), *own]
-            else:
-                for passage in one.passages:
-                    if id(passage) not in passages:
-                        passages[id(passage)] = put(passage)
-                    row.append(passages[id(passage)])
-            rows.append([*row, put(own)])
+            apart, before = ((), one.passages) if as_text else (one.passages, ())
+            for passage in apart:
+                if id(passage) not in passages:
+                    passages[id(passage)] = put(passage)
+            own = put([*chain(*before), *model.separator_ids, *turn, *answer[:-1]])
+            rows.append([prefix, *(passages[id(passage)] for passage in apart), own])
             targets += answer
             self.counts.append(len(answer))
-            answering += rows[-1][-1][-len(answer) :]  # whose next token is a target
+            answering += own[-len(answer) :]  # whose next token is a target
         self.ids, self.targets = torch.tensor([ids]), torch.tensor(targets)
         self.answering = torch.tensor(answering)
         self.of_passages = torch.zeros(1, len(ids), 1)
-        for span in passages.values():
-            self.of_passages[0, span.start : span.stop] = 1
+        self.of_passages[:, [*chain(*passages.values())]] = 1
         alone = [[prefix], *([prefix, span] for span in passages.values())]
         by_width = groupby(sorted(rows, key=_width), _width)  # at most half of a batch is padding
         self._rows = [_Rows(some, len(ids)) for some in (alone, *(list(g) for _, g in by_width))]
