@@ -2,12 +2,15 @@
 other.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import pad
 
 from memstore.kernels import api, reference
 from memstore.kernels.api import NEG
@@ -22,7 +25,7 @@ def load(name: str) -> dict[str, Tensor]:
 
 def all_positions(content: Tensor, length: int) -> Tensor:
     """Weights over content [.., nb, l] -> over positions [.., length], landmarks 0."""
-    return torch.nn.functional.pad(content, (0, 1)).flatten(-2)[..., :length]
+    return pad(content, (0, 1)).flatten(-2)[..., :length]
 
 
 CASES = ["full_blocks", "partial_tail", "fp32", "bf16", "single_block"]
@@ -41,13 +44,10 @@ def test_grouped_softmax_equals_the_published_implementation(case: str) -> None:
     weights = logits.flatten(-2).softmax(-1).unflatten(-1, logits.shape[-2:])
     # the published numbers of these two cases were themselves computed in float32 and bfloat16
     tolerance = {"fp32": 1e-6, "bf16": 2e-2}.get(case, 1e-10)
-    torch.testing.assert_close(all_positions(weights, length), w, rtol=0, atol=tolerance)
-    torch.testing.assert_close(
-        api.local_attention(scaled, k, v, block_size).output, out, rtol=0, atol=tolerance
-    )
-    torch.testing.assert_close(
-        api.grouped_softmax_attention(scaled, k, v, block_size), out, rtol=0, atol=tolerance
-    )
+    assert_same = partial(torch.testing.assert_close, rtol=0, atol=tolerance)
+    assert_same(all_positions(weights, length), w)
+    assert_same(api.local_attention(scaled, k, v, block_size).output, out)
+    assert_same(api.grouped_softmax_attention(scaled, k, v, block_size), out)
 
 
 @pytest.mark.parametrize("controlled", ["half", "memo", "none", "all"])
@@ -56,12 +56,8 @@ def test_context_miss_token_equals_the_published_implementation(
     controlled: str, cutoff: str
 ) -> None:
     data = load("c_cmt.npz")
-    q, k, k_cmt, w = (
-        data["q"],
-        data["k"],
-        data["k_cmt"][0, :, 0],
-        data[f"cmt_{controlled}_{cutoff}_w"],
-    )
+    q, k, w = data["q"], data["k"], data[f"cmt_{controlled}_{cutoff}_w"]
+    k_cmt = data["k_cmt"][0, :, 0]
     block_size = int(data["is_mem"][0].nonzero()[0])
     blocks = data[f"cmt_{controlled}_ctrl"][:, block_size :: block_size + 1]
     logits, c, null = adjusted_logits(q * q.shape[-1] ** -0.5, k, block_size, k_cmt, blocks)
@@ -71,9 +67,7 @@ def test_context_miss_token_equals_the_published_implementation(
         gate = (c - everything.logsumexp(-1)).exp()
         block = torch.arange(logits.shape[-2])
         earlier = block < torch.arange(q.shape[2])[:, None] // (block_size + 1)
-        under = (
-            torch.nn.functional.pad(blocks[0], (0, logits.shape[-2] - blocks.shape[1])) & earlier
-        )
+        under = pad(blocks[0], (0, logits.shape[-2] - blocks.shape[1])) & earlier
         weights = weights.masked_fill(((gate < float(cutoff))[..., None] & under)[..., None], 0.0)
     torch.testing.assert_close(all_positions(weights, q.shape[2]), w, rtol=0, atol=1e-10)
 
@@ -117,10 +111,8 @@ def test_weights_are_a_distribution_and_rows_do_not_depend_on_how_many_are_asked
     ones = torch.ones_like(v)
     whole = api.local_attention(q, k, ones, size, k_cmt=k_cmt)
     torch.testing.assert_close(whole.output[..., 0], 1 - whole.gate)
-    full, part = (
-        api.local_attention(q, k, v, size, k_cmt=k_cmt),
-        api.local_attention(q[:, :, -rows:], k, v, size, k_cmt=k_cmt),
-    )
+    attend = partial(api.local_attention, k=k, v=v, block_size=size, k_cmt=k_cmt)
+    full, part = attend(q), attend(q[:, :, -rows:])
     torch.testing.assert_close(part.output, full.output[:, :, -rows:])
     torch.testing.assert_close(part.lse, full.lse[:, :, -rows:])
 

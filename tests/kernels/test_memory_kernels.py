@@ -53,11 +53,8 @@ def assert_as_exact(found: Tensor, own: Tensor, exact: Tensor) -> None:
     """
     assert not found.isnan().any()
     lucky = 8 * torch.finfo(own.dtype).eps * float(exact.abs().max())
-    error, allowed = (
-        float((found.double() - exact).abs().max()),
-        2 * float((own.double() - exact).abs().max()),
-    )
-    assert error <= max(allowed, lucky), f"error {error:.3g}, allowed {allowed:.3g}"
+    error, usual = (float((x.double() - exact).abs().max()) for x in (found, own))
+    assert error <= max(2 * usual, lucky), f"error {error:.3g}, the reference's {usual:.3g}"
 
 
 # Attention
@@ -189,23 +186,14 @@ def check_search(
     """The kernel's result, with the scores of its own rows right and its rows the best by those
     scores.
     """
-    found = triton_landmark_topk.landmark_topk(
-        q, keys, ranges, k, return_lse=True, kv_heads=kv, bias=bias
-    )
-    own, exact = (
-        reference.landmark_topk(
-            a, keys.to(a.dtype), ranges, k, return_lse=True, kv_heads=kv, bias=bias
-        )
-        for a in (q, q.double())
-    )
+    search = {"ranges": ranges, "top_k": k, "return_lse": True, "kv_heads": kv, "bias": bias}
+    found = triton_landmark_topk.landmark_topk(q, keys, **search)
+    own = reference.landmark_topk(q, keys, **search)
+    exact = reference.landmark_topk(q.double(), keys.double(), **search)
     assert found.scores.shape == found.candidates.shape == (*q.shape[:2], k)
     assert found.scores.dtype == torch.float32 and found.candidates.dtype == torch.int64
     assert_as_exact(found.lse, own.lse, exact.lse)
-    assert_as_exact(
-        found.scores.masked_fill(found.candidates < 0, 0),
-        own.scores.masked_fill(own.candidates < 0, 0),
-        exact.scores.masked_fill(exact.candidates < 0, 0),
-    )
+    assert_as_exact(*(x.scores.masked_fill(x.candidates < 0, 0) for x in (found, own, exact)))
     none = found.candidates < 0
     assert torch.equal(none, exact.candidates < 0) and (found.scores[none] == NEG).all()
     return found
@@ -329,17 +317,9 @@ def test_slots_beyond_32_bit_offsets_are_read() -> None:
 def test_a_session_on_the_kernels_equals_one_on_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granularity: str, dtype: torch.dtype
 ) -> None:
-    directory = save_tiny_model(
-        tmp_path,
-        cmt_cutoff=0.0,
-        granularity=granularity,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=8,
-        block_size=4,
-        chunk_blocks=1,
-        top_k=2,
-    )
+    sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "block_size": 4}
+    lookups = {"cmt_cutoff": 0.0, "granularity": granularity, "chunk_blocks": 1, "top_k": 2}
+    directory = save_tiny_model(tmp_path, **sizes, **lookups)
     model = load_model(directory, dtype=dtype)
     found = []
     for kernels in ("reference", "triton"):

@@ -31,12 +31,9 @@ def chosen(
         ]
     ).reshape(heads, rows, -1)
     width = top_k - order.shape[-1]
-    hits = np.pad(
-        np.take_along_axis(scores, order.astype(int), -1),
-        ((0, 0), (0, 0), (0, width)),
-        constant_values=NEG,
-    )
-    candidates = np.pad(order.astype(int), ((0, 0), (0, 0), (0, width)), constant_values=-1)
+    order, missing = order.astype(int), ((0, 0), (0, 0), (0, width))
+    hits = np.pad(np.take_along_axis(scores, order, -1), missing, constant_values=NEG)
+    candidates = np.pad(order, missing, constant_values=-1)
     near = torch.from_numpy(scores[..., old:])
     found = merge(torch.from_numpy(hits), torch.from_numpy(candidates), near, old, top_k)
     choice = select(
@@ -75,10 +72,8 @@ def test_every_choice_equals_the_transcription(
     """Whole numbers as scores, so that ties are met, and met exactly."""
     rng = np.random.default_rng(seed)
     scores = rng.integers(-2, 3, (2 * group, rows, n)).astype(dtype)
-    open_rows, lse = (
-        rng.random((2 * group, rows)) < 0.7,
-        rng.integers(3, 6, (2 * group, rows)).astype(dtype),
-    )
+    open_rows = rng.random((2 * group, rows)) < 0.7
+    lse = rng.integers(3, 6, (2 * group, rows)).astype(dtype)
     weights = scores if granularity == "per_token_per_head" else scores - lse[..., None]
     got = chosen(scores, min(recent, n, top_k), granularity, top_k, open_rows, lse, group)
     if n:

@@ -1,5 +1,7 @@
 """Training computes what inference does: windows equal chunks, questions equal fresh sessions."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from memstore.training.train import orthogonalise
 from support.tiny_model import attending
 
 SIZE, TOP_K = 4, 3
+assert_same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 
 
 def model(*, cmt: bool, top_k: int = TOP_K) -> Transformer:
@@ -87,7 +90,7 @@ def test_a_window_equals_one_long_chunk(cmt: bool) -> None:
     for piece in (ids[:7], ids[7:8], ids[8:30], ids[30:]):
         pieces.append(built.hidden(piece[None], attention.attend)[0])
         attention.chunk.length += len(piece)
-    torch.testing.assert_close(torch.cat(pieces), hidden[0], rtol=1e-9, atol=1e-9)
+    assert_same(torch.cat(pieces), hidden[0])
 
 
 @pytest.mark.parametrize("top_k", [6, 2])
@@ -105,9 +108,7 @@ def test_a_question_equals_the_training_forward(cmt: bool, top_k: int) -> None:
     )
     store = store_for(built.config)
     attention = session(built, store, SessionBlocks(attach(store, built, memory, [0, 2])))
-    torch.testing.assert_close(
-        built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9
-    )
+    assert_same(built.hidden(question, attention.attend), trained)
 
 
 @pytest.mark.parametrize("cmt", [True, False])
@@ -126,9 +127,7 @@ def test_a_chunk_that_continues_a_window_sees_its_last_blocks_at_their_positions
     for layer, encoded in enumerate(memory):
         attention.chunk.remember(layer, encoded.keys[1, :, :, SIZE].transpose(0, 1))
     attention.start_chunk()
-    torch.testing.assert_close(
-        built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9
-    )
+    assert_same(built.hidden(question, attention.attend), trained)
 
 
 def test_negatives_come_only_from_windows_that_a_chunk_does_not_see() -> None:
