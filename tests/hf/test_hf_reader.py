@@ -80,43 +80,33 @@ def test_a_resumed_ingest_stores_the_same_as_an_uninterrupted_one(reader, tmp_pa
         MemoryStore.create(tmp_path / name, reader.signature, selector=reader.keeps, codec=codec)
         for name in ("whole", "resumed")
     ]
-    reader.ingest(TEXT, made[0], name="inventory", keep="kv")
-    seen = 0
+    options = {"name": "inventory", "keep": "kv"}
+    reader.ingest(TEXT, made[0], **options)
+    seen, resumed = [], []
 
     def interrupt(progress):
-        nonlocal seen
-        seen += 1
-        if seen == chunks:
+        seen.append(progress)
+        if len(seen) == chunks:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reader.ingest(TEXT, made[1], name="inventory", keep="kv", progress=interrupt)
+        reader.ingest(TEXT, made[1], progress=interrupt, **options)
     assert made[1].document("inventory").state == "ingesting"
-    resumed_at = []
-    reader.ingest(
-        TEXT,
-        made[1],
-        name="inventory",
-        keep="kv",
-        progress=lambda progress: resumed_at.append(progress.resumed_tokens),
-    )
+    reader.ingest(TEXT, made[1], progress=resumed.append, **options)
     read = made[0].passages("inventory")[: 16 * chunks]
-    assert resumed_at[0] == sum(len(passage.ids) for passage in read)
-    whole, resumed = (stored(memory, "inventory") for memory in made)
-    assert whole.keys() == resumed.keys() and len(whole) > 20
+    assert resumed[0].resumed_tokens == sum(len(passage.ids) for passage in read)
+    whole, parts = (stored(memory, "inventory") for memory in made)
+    assert whole.keys() == parts.keys() and len(whole) > 20
     # Other passages are computed together. Where that moves a number across a boundary, it is a
     # float16 or a step of int8 away.
     most = rounding(torch.float16) if codec == "zstd" else 1.1 / 127
     for place, halves in whole.items():
-        for one, other in zip(halves, resumed[place]):
+        for one, other in zip(halves, parts[place]):
             atol = most * float(one.abs().max())
             torch.testing.assert_close(other, one, rtol=0, atol=atol, msg=f"{place}")
     words = dict.fromkeys([1], 1.0)
     scope = [(1, 0, made[0].document("inventory").blocks)]
-    assert torch.equal(
-        made[0].retrieval.selected.word_scores(words, scope),
-        made[1].retrieval.selected.word_scores(words, scope),
-    )
+    assert torch.equal(*(one.retrieval.selected.word_scores(words, scope) for one in made))
     for memory in made:
         memory.close()
 
