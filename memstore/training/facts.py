@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -108,15 +108,16 @@ class Pools:
             attributes = tuple(
                 " ".join(rng.sample(self.words, rng.choice((1, 1, 2)))) for _ in range(8)
             )
-        return Pools(
-            self.split,
-            tuple(rng.sample(colours, min(rng.choice((2, 4, 8, 25)), len(colours)))),
-            tuple(rng.sample(nouns, min(rng.choice((4, 8, 16, 40)), len(nouns)))),
-            tuple(rng.sample(attributes, min(rng.choice((1, 1, 2, 4)), len(attributes)))),
-            self.words,
-            self.simple,
-            self.repeats,
-            rng.choice(kinds) if rng.random() < 0.6 else None,
+
+        def some(words: Sequence[str], *counts: int) -> tuple[str, ...]:
+            return tuple(rng.sample(words, min(rng.choice(counts), len(words))))
+
+        return replace(
+            self,
+            colours=some(colours, 2, 4, 8, 25),
+            nouns=some(nouns, 4, 8, 16, 40),
+            attributes=some(attributes, 1, 1, 2, 4),
+            entity_kind=rng.choice(kinds) if rng.random() < 0.6 else None,
         )
 
 

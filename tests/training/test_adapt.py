@@ -73,9 +73,10 @@ def test_questions_that_a_passage_answers_are_read_with_it(
     assert {source for source, _ in read.texts} == {"wiki en"}
     for one, context in zip(read.asked, contexts, strict=True):  # the other one has no answer
         asked = context.questions[0]
-        assert one.text == asked.question and decode(one.ids).strip() == asked.question
+        captured = read.query(one).captured
+        assert one.text == asked.question == decode(captured.ids).strip()
         assert asked.answers[0] in decode(cut[one.right]) and one.right in one.touched
-        assert len(read.query(one).captured.states[1]) == len(one.ids)
+        assert len(captured.states[1]) == len(captured.ids)
     again = read_states(contexts[16:], reader, 1)  # which texts are read together does not matter
     first = read.texts[15][1]
     torch.testing.assert_close(again.passage(1), read.passage(first + 1), rtol=0, atol=0.02)

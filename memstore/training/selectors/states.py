@@ -38,13 +38,12 @@ def captured(
 class Asked:
     """A question, the passages that answer it, and its states: States.rows[first:end].
 
-    ids: tokens of the question alone, without the chat template. context: number of its text.
+    context: number of its text.
     right: the passage that answers. touched: passages that hold the answer or are needed for it.
     Passages are numbered over all texts.
     """
 
     text: str
-    ids: tuple[int, ...]
     context: int
     right: int
     touched: frozenset[int]
@@ -82,8 +81,8 @@ class States:
 
     def query(self, asked: Asked) -> Query:
         """The search query of a question."""
-        rows = {self.layer: self.rows[asked.first : asked.end]}
-        return Query(Captured(list(asked.ids), rows), asked.text)
+        at = slice(asked.first, asked.end)
+        return Query(Captured(self.row_ids[at].tolist(), {self.layer: self.rows[at]}), asked.text)
 
     def shown(self, passage: int) -> Captured:
         """The captured ids and states of a passage."""
@@ -123,7 +122,7 @@ def read_states(
     """
     examples, rng = Examples(contexts, reader), Random(seed)
     every, passages = list[Tensor](), list[Tensor]()
-    asked, rows = list[Asked](), list[Tensor]()
+    asked, rows, row_ids = list[Asked](), list[Tensor](), list[int]()
     for first in range(0, len(contexts), _PIECE):
         numbers = range(first, min(first + _PIECE, len(contexts)))
         ids = [examples.ids[at] for number in numbers for at in examples.texts[number].passages]
@@ -139,11 +138,11 @@ def read_states(
         heard = captured(reader, read, layer, asked=True)
         for one, whole, (turn, words) in zip(chosen, heard, turns, strict=True):
             rows.append(rooted(whole.states[layer][words.start :]).half())
+            row_ids += turn[words.start : words.stop]
             begin = asked[-1].end if asked else 0
             asked.append(
                 Asked(
                     one.asked.question,
-                    tuple(turn[words.start : words.stop]),
                     one.text,
                     next((at for at in one.right if at in one.holding), one.right[0]),
                     one.holding | set(one.right),
@@ -158,7 +157,7 @@ def read_states(
         torch.tensor([len(ids) for ids in every]).cumsum(0),
         torch.cat(passages),
         torch.cat([*rows, passages[0][:0]]),
-        torch.tensor([token for one in asked for token in one.ids], dtype=torch.int64),
+        torch.tensor(row_ids, dtype=torch.int64),
         tuple(asked),
         tuple((one.collection, one.passages.stop) for one in examples.texts),
     )
