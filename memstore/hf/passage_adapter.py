@@ -95,8 +95,9 @@ class HuggingFacePassageModel(PassageAPI):
         self._head: nn.Module = model.get_output_embeddings()
         self._step = TracedStep(self._stack)
         self._generating = QuantizedWeights(self._stack, self._head, generating)
-        (heads, kv_heads, head_dim), self.forms, turned = self._probe()
+        heads, self.forms, turned = self._probe()
         layers = len(self.forms)
+        sizes = {"num_layers": layers, "hidden_size": config.hidden_size, **heads}
         self._rotary = ModelRotary(self._stack, config, turned)
         self.rotary_kinds = self._rotary.kinds
         self._weights, self._called = weights or digest_of(model), called
@@ -109,9 +110,7 @@ class HuggingFacePassageModel(PassageAPI):
         self._turns = Turns(tokenizer)
         self.prefix_ids, self.templated = self._turns.prefix, self._turns.templated
         self.tokenizer.check_known(config.vocab_size, self.prefix_ids)
-        self.made_for = MadeFor(
-            config.hidden_size, layers, heads, kv_heads, head_dim, config.vocab_size, self._weights
-        )
+        self.made_for = MadeFor(vocabulary=config.vocab_size, weights=self._weights, **sizes)
         adaptation = adaptation or adaptation_of(self.made_for)
         self.adaptation, self.selector = adaptation, adaptation.selector
         self.gate, doubt = adaptation.gate, adaptation.doubt
@@ -130,20 +129,16 @@ class HuggingFacePassageModel(PassageAPI):
         )
         self.passage_tokens = adaptation.passage_tokens
         self.shape = Shape(
-            num_layers=layers,
             memory_layers=tuple(range(min(adaptation.read_from, layers - 1), layers)),
-            hidden_size=config.hidden_size,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
             block_size=LONGEST,
             old_block_distance=None,
             kv_dtype=kv_dtype,
+            **sizes,
         )
         self._compare()
 
-    def _probe(self) -> tuple[tuple[int, int, int], list[AttentionSpec], list[bool]]:
-        """Run the probe text; return query heads, KV heads and their size, how each layer attends,
+    def _probe(self) -> tuple[dict[str, int], list[AttentionSpec], list[bool]]:
+        """Run the probe text; return the numbers of heads and their size, how each layer attends,
         and which layers rotate queries.
         """
         name, rotates = type(self.model).__name__, list[bool]()
@@ -177,7 +172,8 @@ class HuggingFacePassageModel(PassageAPI):
             raise InvalidWeights(
                 f"the layers of {name} have keys and values of different shapes; use another model"
             )
-        return (q[1], k[1], q[-1]), [cache.forms[layer] for layer in range(layers)], rotates
+        heads = {"num_heads": q[1], "num_kv_heads": k[1], "head_dim": q[-1]}
+        return heads, [cache.forms[layer] for layer in range(layers)], rotates
 
     def _compare(self) -> None:
         """Compare the probe text's logits with the stock model's, and check that its keys and
