@@ -249,16 +249,10 @@ class PassageSession(AskSession):
         adds, content = partial(selector.adds, query, found.store), self._passages.content
         best = self.candidates = Candidates(found, self.settings.top_k, adds, content)
         alone = gate is None or gate.answers(found.scores, found.blocks, caution)
-        together = (
-            not alone
-            and gate is not None
-            and gate.answer_together(best.together, found.blocks, caution)
-        )
-        # where the model itself refuses, it decides once it has read
-        self.answered = alone or together or refusal is not None
-        self.needed = None
-        if gate is not None and refusal is None:
+        self.answered, self.needed = True, None
+        if gate is not None and refusal is None:  # else the model decides, once it has read
             self.needed = gate.threshold(found.blocks, caution)
+            self.answered = alone or gate.answer_together(best.together, found.blocks, caution)
         self._near = len(best.meant(self.reader.usual, parts=not alone))
         self.read(best.meant(self.settings, parts=not alone) if self.answered else [])
         self.lookups.done += self.answered

@@ -289,16 +289,13 @@ def score_blocks(
     if learned is not None:
         beside = WordsBeside(query.words, weight) if weight else None
         short = store.retrieval.shortlist(*query.rows(learned), scope, beside, around)
-    found: Found
-    if short is None:
-        selected = store.retrieval.selected
-        assert selected is not None
-        found, blocks = selected, sum(end - first for _, first, end in scope)
-    else:
-        found, scope, blocks = short, short.scope, short.blocks
-    scores = selector.scores(query, found, scope)
-    deviation = float(scores.std(correction=0)) if short is None else short.deviation
-    return Scored(scores, scope, found, deviation, blocks)
+    if short is not None:
+        scores = selector.scores(query, short, short.scope)
+        return Scored(scores, short.scope, short, short.deviation, short.blocks)
+    selected = store.retrieval.selected
+    assert selected is not None
+    scores = selector.scores(query, selected, scope)
+    return Scored(scores, scope, selected, float(scores.std(correction=0)), len(scores))
 
 
 def covered(adds: Tensor) -> Tensor:
