@@ -202,8 +202,7 @@ class Reading:
         model.model.requires_grad_(False)
         self.weights = torch.nn.ParameterList(attach_adapter(model.model, adapter, torch.float32))
         self.optimizer = torch.optim.AdamW(self.weights, betas=(0.9, 0.98), weight_decay=0.0)
-        self.step = self.seen = 0  # optimizer steps, tokens
-        self.asked = 0  # questions of this run
+        self.step = self.seen = self.asked = 0  # optimizer steps, tokens; questions of this run
 
     def logits(self, pack: Pack, *, stock: bool = False) -> Tensor:
         """Logits [answer tokens, vocabulary] of a pack. stock: without the adapter."""

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 from memstore.errors import InvalidInput
 from memstore.hf.reading_adapter import UNKNOWN
@@ -21,8 +22,7 @@ _MOST_OWN = 8  # passages of one text in an example
 _UNANSWERABLE = 0.08  # share of questions whose answer is left out
 
 
-@dataclass(frozen=True)
-class Composed:
+class Composed(NamedTuple):
     """One training example: token ids of its passages in reading order, question and answer."""
 
     passages: Sequence[Sequence[int]]
@@ -30,8 +30,7 @@ class Composed:
     answer: str
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """A question about a text. right: the passages that it needs, none if no passage contains an
     answer verbatim; holding: passages that do. Texts and passages are numbers.
     """

@@ -268,9 +268,7 @@ def train(
             f"{config.out} already holds a training run; resume it with --resume or choose another "
             "directory"
         )
-    state: dict[str, Any] | None = None
-    if resume:
-        state = read_state(state_path)
+    state = read_state(state_path) if resume else None
     trained = subject(config, texts, device, resume)
     corpus = TokenCorpus.build(texts, trained.tokenizer, config.out / "tokens")
     precision: str = config.precision
