@@ -71,13 +71,14 @@ def captured(tokens: int, seed: int = 1) -> Captured:
 
 
 def haystack(selector, documents: int = 3, blocks: int = 5) -> tuple[Haystack, list[Captured]]:
-    held, shown = Haystack(selector.spec), []
+    places = [(number, i) for number in range(documents) for i in range(blocks)]
+    texts = iter([f"block {number} {i} apple{number}{i}" for number, i in places])
+    tokenizer: Any = SimpleNamespace(decode=lambda ids: next(texts))
+    held, shown = Haystack(selector, tokenizer), []
     for number in range(documents):
         shown.append(captured(blocks * BLOCK, seed=10 + number))
-        texts = iter(f"block {number} {i} apple{number}{i}" for i in range(blocks))
-        parts = [shown[-1].part(range(i, i + BLOCK)) for i in range(0, blocks * BLOCK, BLOCK)]
-        tokenizer: Any = SimpleNamespace(decode=lambda ids, texts=texts: next(texts))
-        held.add_passages(selector, tokenizer, parts)
+        starts = range(0, blocks * BLOCK, BLOCK)
+        held.add_passages([shown[-1].part(range(i, i + BLOCK)) for i in starts])
     return held, shown
 
 

@@ -93,9 +93,9 @@ def test_training_scores_passages_as_the_finished_selector_does(
     keys = model.landmarks(read.passages.float())
     trained = model.scores(read.rows.float(), read.row_ids, questions, keys, lengths)
     selector = Selector(model.selector(1))
-    haystack = Haystack(selector.spec)
+    haystack = Haystack(selector, reader.tokenizer)
     shown = [read.shown(number) for number in range(len(lengths))]
-    haystack.add_passages(selector, reader.tokenizer, shown)
+    haystack.add_passages(shown)
     for one, scores in zip(read.asked, trained, strict=True):
         found = selector.scores(read.query(one), haystack, haystack.scope)
         torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8

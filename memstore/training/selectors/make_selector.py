@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from memstore.disk.tables.runs import BlockWords, IndexSpec
+from memstore.disk.tables.runs import BlockWords
 from memstore.errors import InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
@@ -82,11 +82,9 @@ def adapt(
     hard = {at: [*some, *by_states[at]] for at, some in by_words.items()}
     second = learn(states, start, config, hard, reader.device, report)
     learned = second.selector(layer)
-    both = Selector(learned, word_weight=1.0)
-    haystack = Haystack(both.spec)
+    haystack = Haystack(Selector(learned, word_weight=1.0), tokenizer)
     for some, most in ((held_out, len(held_out.ends)), (states, _HAY)):
-        passages = [some.shown(at) for at in range(min(most, len(some.ends)))]
-        haystack.add_passages(both, tokenizer, passages)
+        haystack.add_passages([some.shown(at) for at in range(min(most, len(some.ends)))])
     selector, outcomes = _with_words(learned, haystack, held_out)
     return replace(
         TAUGHT if reader.adapted_passages else UNADAPTED,
@@ -121,8 +119,8 @@ def _alike(states: States, tokenizer: TokenText) -> dict[int, list[int]]:
     """
     selector, found = Selector(), dict[int, list[int]]()
     for passages, asked in states.collections():
-        haystack = Haystack(selector.spec)
-        haystack.add_passages(selector, tokenizer, [states.shown(at) for at in passages])
+        haystack = Haystack(selector, tokenizer)
+        haystack.add_passages([states.shown(at) for at in passages])
         for one in asked:
             scores = selector.scores(states.query(one), haystack, haystack.scope)
             found[one.first] = best_wrong(scores, one, passages.start, _BY_WORDS)
@@ -137,51 +135,44 @@ def _with_words(
     queries = [states.query(one) for one in states.asked]
     by_landmarks = [alone.scores(query, haystack, scope) for query in queries]
     by_words = [haystack.word_scores(query.words, scope) for query in queries]
-    tried = []
+    tried = {}
     for weight in _WORD_WEIGHTS:
-        selector, scores = Selector(learned, weight), by_landmarks
-        if weight:
-            scores = [a + weight * b.square() for a, b in zip(by_landmarks, by_words, strict=True)]
-        outcomes = measure(states, scores)
-        tried.append((sum(_recalls(outcomes)), -weight, selector, outcomes))
-    _, _, selector, outcomes = max(tried, key=lambda one: one[:2])
-    return selector, outcomes
+        scores = [a + weight * b.square() for a, b in zip(by_landmarks, by_words, strict=True)]
+        tried[weight] = measure(states, scores)
+    best = max(tried, key=lambda weight: sum(_recalls(tried[weight])))  # of equals the least
+    return Selector(learned, best), tried[best]
 
 
 # How well a selector finds
 
 
 class Haystack:
-    """Passages of many texts with the indexes of a memory, in RAM only."""
+    """Passages of many texts with the indexes of a selector's memory, in RAM only."""
 
-    def __init__(self, form: IndexSpec) -> None:
-        self._tokens = TokenIndex(form.width) if form.width else None
-        self._words = WordIndex() if form.words else None
+    def __init__(self, selector: Selector, tokenizer: TokenText) -> None:
+        self._selector, self._tokenizer = selector, tokenizer
+        self._tokens, self._words = TokenIndex(selector.spec.width), WordIndex()
         self.scope: list[tuple[int, int, int]] = []
 
-    def add_passages(
-        self, selector: Selector, tokenizer: TokenText, passages: Sequence[Captured]
-    ) -> None:
-        """Add a document of these passages, indexed by the selector."""
-        number = len(self.scope)
+    def add_passages(self, passages: Sequence[Captured]) -> None:
+        """Add a document of these passages."""
+        number, selector = len(self.scope), self._selector
         kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
-        if self._tokens is not None and kept:
+        if kept:
             self._tokens.add(number, torch.cat(kept), [len(one.ids) for one in passages])
-        texts = [tokenizer.decode(one.ids) for one in passages]
+        texts = [self._tokenizer.decode(one.ids) for one in passages]
         starts = accumulate((len(text) + 1 for text in texts), initial=0)
         joined = "\n".join(texts)
         near = [around(joined, at, at + len(text)) for at, text in zip(starts, texts)]
         words = selector.words(zip(texts, near))
-        if self._words is not None and words is not None:
+        if words is not None:
             self._words.add(number, BlockWords.of(words))
         self.scope.append((number, 0, len(passages)))
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
-        assert self._tokens is not None
         return self._tokens.maxima(q, scope)
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
-        assert self._words is not None
         return self._words.scores(words, scope)
 
 
