@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import zstandard
 
+from memstore.decode import from_json
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput
 from memstore.model.tokenizer import Tokenizer
@@ -27,6 +29,7 @@ _WORDS_PER_DOCUMENT = 200_000  # characters of each document that words are coll
 _COMMONEST_SKIPPED = 150  # "that", "with", ...: too frequent to name anything
 # segments tokenised at once: bounds memory at about 100 MB, enough for every core
 _SLICE_SEGMENTS = 16
+T = TypeVar("T")
 
 
 def read_documents(paths: Iterable[str | Path]) -> Iterator[str]:
@@ -70,9 +73,10 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the non-blank lines of a UTF-8 file, with their numbers from 1; `.zst` is decompressed.
-    Raises InvalidInput for other content, and OSError.
+def records_of(path: Path, form: type[T]) -> Iterator[tuple[int, T]]:
+    """Decode the non-blank lines of a UTF-8 file as JSON of a form, and yield them with their
+    numbers from 1; `.zst` is decompressed. Raises OSError, and InvalidInput for other content,
+    which names the line.
     """
     with path.open("rb") as file:
         stream: Any = file
@@ -82,25 +86,23 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
         try:
             for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8-sig"), 1):
                 if line.strip():
-                    yield number, line
+                    yield number, from_json(line, form)
         except (zstandard.ZstdError, UnicodeDecodeError) as error:
             kind = "zstandard-compressed UTF-8 text" if path.suffix == ".zst" else "UTF-8 text"
             raise InvalidInput(f"{path} is no {kind}: {error}") from error
+        except ValueError as error:
+            raise InvalidInput(f"{path} line {number}: {error}") from None
+
+
+class _Record(msgspec.Struct):
+    text: str
 
 
 def _read_json_lines(path: Path) -> Iterator[str]:
     found = False
-    for number, line in lines_of(path):
-        try:
-            text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(
-                f'{path} line {number} is not a JSON object with a "text" field'
-            ) from error
-        if not isinstance(text, str):
-            raise InvalidInput(f'{path} line {number}: "text" is not a string')
+    for _, record in records_of(path, _Record):
         found = True
-        yield text
+        yield record.text
     if not found:
         raise InvalidInput(f"{path} holds no documents")
 

@@ -14,10 +14,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from memstore.decode import from_json
 from memstore.errors import InvalidInput
 from memstore.model.cutting import split
-from memstore.training.corpus import lines_of
+from memstore.training.corpus import records_of
 
 TOO_FEW = (
     "too few questions: training and evaluation each need some whose answer is in the text "
@@ -65,13 +64,10 @@ def read_questions(path: Path) -> list[AskedContext]:
     """Read a .jsonl or .jsonl.zst file; a text without a title gets one of its own. Raises OSError,
     and InvalidInput, which names the line.
     """
-    found = []
-    for number, line in lines_of(path):
-        try:
-            one = from_json(line, AskedContext)
-        except ValueError as error:
-            raise InvalidInput(f"{path} line {number}: {error}") from None
-        found.append(msgspec.structs.replace(one, title=one.title or f"line {number}"))
+    found = [
+        msgspec.structs.replace(one, title=one.title or f"line {number}")
+        for number, one in records_of(path, AskedContext)
+    ]
     if not any(one.questions for one in found):
         raise InvalidInput(f"{path} holds no questions")
     return found
