@@ -101,12 +101,14 @@ class PassageSession(AskSession):
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
-        asked, typed, question = asks(question), question, self._meant(question)
+        asked = asks(question)
+        question, before = self._meant(question)
+        if asked and self._retrieve:
+            question = spelled_as_held(self.reader, self.store, self._scope, question)
         ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
         judged: Refusal | None = None
         if self._retrieve and self._scope:
             if asked:
-                before = self._asked if question == typed else ""  # else of another thing
                 self._choose_for(question, ids, words, before)
                 judged = self.reader.refusal
             else:  # what is read now stays: "make that shorter" is about it
@@ -143,25 +145,27 @@ class PassageSession(AskSession):
         """Choose passages by the question in a message. ids: of its turn; words: the typed ones;
         before: the question that it follows.
         """
-        query = spelled_as_held(self.reader, self.store, self._scope, query_of(message))
+        query = query_of(message)
         if query != message.strip():
             ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
         _check_length(words)
         self.choose(query, ids, words, before)
         self._asked = query  # now, since a choice that fails may be repeated
 
-    def _meant(self, message: str) -> str:
-        """The message that the model reads: a follow-up about another thing is completed."""
+    def _meant(self, message: str) -> tuple[str, str]:
+        """A message, and the question that it follows. A follow-up about another thing is completed,
+        and follows none.
+        """
         query = query_of(message)
         meant = resolved(query, self._asked)
-        return message if meant == query else meant
+        return (message, self._asked) if meant == query else (meant, "")
 
     def tell(self, question: str, answer: str) -> int:
-        asked, question = asks(question), self._meant(question)
+        asked = asks(question)
+        question, _ = self._meant(question)
         if asked:
-            query = query_of(question)
-            self._asked = spelled_as_held(self.reader, self.store, self._scope, query)
-            self._best = None
+            question = spelled_as_held(self.reader, self.store, self._scope, question)
+            self._asked, self._best = query_of(question), None
         ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
         ids = [*ids, *self.reader.tokenizer.encode(answer)]
         self.feed(ids)
