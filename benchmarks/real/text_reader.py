@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.adaptation import Evidence
-from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
+from memstore.model.passages.repositioned_attention import RepositionedAttention
 
 
 class TextReader:
@@ -72,7 +72,7 @@ class TextReader:
     ) -> tuple[RepositionedAttention, Tensor]:
         """The attention to continue the prompt with, and the states [n, hidden] of the prompt."""
         reader = self.reader
-        attention = RepositionedAttention(reader, read_prefix(reader, self.adapt), adapt=self.adapt)
+        attention = RepositionedAttention(reader, reader.prefix(self.adapt), adapt=self.adapt)
         turn, _ = reader.turn_ids(question, first=True)
         ids = [token for one in passages for token in one]
         ids = [*ids, *(reader.separator_ids if ids else ()), *turn, *begun]

@@ -17,7 +17,6 @@ from memstore.model.passages.repositioned_attention import (
     capture,
     computed,
     read_on,
-    read_prefix,
 )
 from memstore.model.passages.selector import Chosen
 from memstore.model.source_text import Text
@@ -73,7 +72,7 @@ def test_text_stays_local_until_the_window_overflows(reader, tmp_path):
 
 def test_tokens_that_leave_the_window_shift_the_rest_and_change_nothing_else(reader):
     """Compares with a new context that attends to the remaining keys and values."""
-    beginning = read_prefix(reader)
+    beginning = reader.prefix()
     rolling = RepositionedAttention(reader, beginning)
     kept = {}
 
@@ -201,7 +200,7 @@ def test_passages_and_separators_have_the_positions_of_a_prompt(separator, tmp_p
         document = store.document("inventory")
         chosen = [Chosen(document.id, block) for block in (0, 2)]
         stored = [kept(store, reader, one) for one in chosen]
-        expected = RepositionedAttention(reader, read_prefix(reader))
+        expected = RepositionedAttention(reader, reader.prefix())
         for layer in range(4):
             k, v = (torch.cat([half[:, layer] for half in halves]) for halves in zip(*stored))
             expected.remember([layer], k.transpose(0, 1)[None], v.transpose(0, 1)[None])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
+from memstore.model.passages.repositioned_attention import RepositionedAttention
 from support.tiny_decoder import of_kind, word_reader
 
 
@@ -23,9 +23,9 @@ def test_masses_are_those_of_the_softmax(kind: str, parts: list[int], biased: bo
     reader = word_reader(of_kind(kind))
     told: list[tuple[int, Tensor, Tensor]] = []
     attention = RepositionedAttention(
-        reader, read_prefix(reader), lambda layer, masses: told.append((layer, masses, now[0]))
+        reader, reader.prefix(), lambda layer, masses: told.append((layer, masses, now[0]))
     )
-    untold = RepositionedAttention(reader, read_prefix(reader))
+    untold = RepositionedAttention(reader, reader.prefix())
     now: list[Tensor] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

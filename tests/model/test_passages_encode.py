@@ -15,7 +15,7 @@ from memstore.errors import InvalidWeights
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_encoding import encode
-from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
+from memstore.model.passages.repositioned_attention import RepositionedAttention
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 
 
@@ -55,7 +55,7 @@ def test_encoded_keys_and_values_equal_those_after_the_prefix():
     for ids in passages(5, seed=3):
         (found,) = encode(reader, [ids])
         kept = {}
-        context = RepositionedAttention(reader, read_prefix(reader))
+        context = RepositionedAttention(reader, reader.prefix())
 
         def attend(layer, q, k, v, context=context, kept=kept):
             kept[layer] = k[0], v[0]

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import repositioned_attention, step_graph
-from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
+from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.step_graph import RecordedStep, StepGraph
 from support.tiny_decoder import of_kind, tokenizer
 
@@ -18,7 +18,7 @@ PARTS = [5, 7]
 def reading(reader: HuggingFacePassageModel, told: list[Tensor] | None) -> RepositionedAttention:
     """A context that has read some text after two passages. told: receives the attention masses."""
     observe = None if told is None else lambda layer, masses: told.append(masses.clone())
-    context = RepositionedAttention(reader, read_prefix(reader), observe)
+    context = RepositionedAttention(reader, reader.prefix(), observe)
     context.divide(PARTS, [0.0, -0.7])
     shape = reader.shape
     size = (2, shape.num_kv_heads, sum(PARTS), shape.head_dim)

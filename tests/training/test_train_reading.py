@@ -21,7 +21,7 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter
 from memstore.model.passages.adaptation import UNADAPTED
 from memstore.model.passages.passage_encoding import encode
-from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
+from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.training.doubt import _ask, _fit, fit_doubt
 from memstore.training.reading import Pack, Reading, ReadingOptions, Steps, adapt_reading
 from memstore.training.reading_examples import Composed, Examples
@@ -104,7 +104,7 @@ def test_a_pack_computes_what_a_session_computes(kind, of):
     for one, logits in zip(some, found):
         kept = list(encode(asked, one.passages))
         adapt = asked.adapted_turns
-        context = RepositionedAttention(asked, read_prefix(asked, adapt), adapt=adapt)
+        context = RepositionedAttention(asked, asked.prefix(adapt), adapt=adapt)
         for layer in range(asked.shape.num_layers):
             k, v = (torch.cat([each[half][:, layer] for each in kept]) for half in (0, 1))
             context.remember([layer], k.transpose(0, 1)[None], v.transpose(0, 1)[None])

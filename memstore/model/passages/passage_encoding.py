@@ -28,7 +28,6 @@ from memstore.model.passages.repositioned_attention import (
     PassageModel,
     attention,
     mask_of,
-    read_prefix,
 )
 from memstore.model.passages.selector import Captured
 from memstore.model.rotary import Positions
@@ -131,7 +130,7 @@ class _Pass:
         whose states are captured.
         """
         self._reader, self._layer, shape = reader, layer, reader.shape
-        self._prefix = read_prefix(reader, reader.adapted_turns)
+        self._prefix = reader.prefix(reader.adapted_turns)
         first = self._prefix[0][0].shape[2] if self._prefix else 0
         total, longest = sum(lengths), max(lengths)
         starts = torch.tensor([0, *accumulate(lengths)][:-1])

@@ -5,7 +5,7 @@ prompt.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, get_args
 
 import torch
@@ -26,6 +26,7 @@ from memstore.model.passages.passage_fetch import Fetched, PassageFetch
 from memstore.model.passages.repositioned_attention import (
     STEP,
     DialogueBuffer,
+    KeysValues,
     PassageModel,
     RepositionedAttention,
     StepMasses,
@@ -153,8 +154,8 @@ class PassageSession(AskSession):
         self._asked = query  # now, since a choice that fails may be repeated
 
     def _meant(self, message: str) -> tuple[str, str]:
-        """A message, and the question that it follows. A follow-up about another thing is completed,
-        and follows none.
+        """A message, and the question that it follows. One about another thing is completed, and
+        follows none.
         """
         query = query_of(message)
         meant = resolved(query, self._asked)
@@ -375,6 +376,21 @@ class PassageAPI(ModelAPI, PassageModel):
     def keeps(self) -> IndexSpec:
         """The search data that the selector needs."""
         return self.selector.spec
+
+    @cached_property
+    def _prefixes(self) -> dict[object, Sequence[KeysValues]]:
+        """What `prefix` has computed, by ids, device, dtype and adapt."""
+        return {}
+
+    def prefix(self, adapt: bool = False) -> Sequence[KeysValues]:
+        state = (*self.prefix_ids, self.device, self.dtype, adapt)
+        if state not in self._prefixes:
+            context = RepositionedAttention(self, [], adapt=adapt)
+            self._prefixes[state] = [
+                (self.rotate(layer, k[None], range(k.shape[1])), v[None])
+                for layer, (k, v) in enumerate(computed(context, self.prefix_ids))
+            ]
+        return self._prefixes[state]
 
     def ingesting(
         self,

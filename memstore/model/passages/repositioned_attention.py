@@ -6,7 +6,6 @@ from a text that is read without memory.
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -53,6 +52,12 @@ class PassageModel(ModelAdapter):
     @abstractmethod
     def ends_turn(self, token: int) -> bool:
         """Whether this token ends an answer."""
+
+    @abstractmethod
+    def prefix(self, adapt: bool = False) -> Sequence["KeysValues"]:
+        """Keys and values [1, Hkv, P, D] of the prefix in every layer, keys at their positions;
+        empty without a prefix. Do not change them. adapt: compute with the reading adapter.
+        """
 
 
 KeysValues = tuple[Tensor, Tensor]
@@ -246,7 +251,7 @@ class RepositionedAttention:
         prefix.
         """
         if self.prefix is None:
-            self.prefix = read_prefix(self.reader, self.adapt)
+            self.prefix = self.reader.prefix(self.adapt)
         reader, shape, first = self.reader, self.reader.shape, self.first
         parts = len(self.parts) if self.observe is not None else 0
         wider = _WIDER * -(-parts // _WIDER)
@@ -328,25 +333,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor
     if q.device.type != "cpu":  # no fused kernel there takes a mask and groups
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True)
-
-
-_prefixes: WeakKeyDictionary[PassageModel, dict[object, Sequence[KeysValues]]] = WeakKeyDictionary()
-
-
-def read_prefix(reader: PassageModel, adapt: bool = False) -> Sequence[KeysValues]:
-    """Keys and values [1, Hkv, P, D] of the model's prefix in every layer, keys at their positions;
-    empty without a prefix. Computed once for each device and dtype; do not change them. adapt:
-    compute with the reading adapter.
-    """
-    state = (*reader.prefix_ids, reader.device, reader.dtype, adapt)
-    known = _prefixes.setdefault(reader, {})
-    if state not in known:
-        context = RepositionedAttention(reader, [], adapt=adapt)
-        known[state] = [
-            (reader.rotate(layer, k[None], range(k.shape[1])), v[None])
-            for layer, (k, v) in enumerate(computed(context, reader.prefix_ids))
-        ]
-    return known[state]
 
 
 @torch.no_grad()
