@@ -1,10 +1,12 @@
 """How soon does an answer begin, from a memory and from the same passages as text?
 
-A document is in a memory. For each number of passages, three ways to the first token of an answer,
-taken in turns; retrieval is included in each:
+A document is in a memory. For each number of passages, ways to the first token of an answer, taken
+in turns:
 
 - memory: a session chooses the passages, leases them from a tier and reads the question;
-- text: the same search, then the stock model reads the same tokens as a prompt.
+- text: the same search, then the stock model reads the same tokens as a prompt;
+- llama.cpp, with --llama-python and --gguf: it reads the same prompt in a process of its own, found
+  and tokenised before the clock starts, with flash attention.
 
 Also, with a model from a directory or package: the first answer of a new process whose memory file
 the page cache has dropped.
@@ -20,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from benchmarks.common.results import write
 from benchmarks.common.stock import Stock
 from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
+from benchmarks.real.llama_cpp import LlamaCpp
 from benchmarks.real.passage_model import DTYPES, passage_model
 from memstore import MemoryStore
 from memstore.block import BlockKey
@@ -45,6 +49,7 @@ from memstore.training.corpus import read_documents
 QUESTION = "What is the name of the old man who lives in the house near the river?"
 COLD = 8  # passages that a new process reads
 FRESH = 3  # new processes
+LONGEST_PROMPT = 8192  # tokens that llama.cpp has room for, as many as SmolLM2 was trained for
 _EACH = 96  # tokens of the document for each passage that is read: it has more passages than that
 
 
@@ -72,6 +77,10 @@ class Asked:
 
     def from_text(self) -> int:
         """The stock model's first token after the same passages in its prompt."""
+        return self._stock.read(self.prompt())[1]
+
+    def prompt(self) -> list[int]:
+        """Ids of the passages that are found and of the question, as the model's own prompt."""
         document = self._store.document("book")
         found = self._reader.search(
             self._question, self._store, documents=["book"], top_k=self._passages
@@ -81,7 +90,7 @@ class Asked:
             (passage,) = self._store.passages(document.id, block, block + 1)
             ids += passage.ids.tolist()
         turn, _ = self._reader.turn_ids(self._question, first=True)
-        return self._stock.read([*ids, *self._reader.separator_ids, *turn])[1]
+        return [*ids, *self._reader.separator_ids, *turn]
 
     def read(self) -> list[tuple[int, int]]:
         """Document and block of the passages that are read."""
@@ -125,6 +134,8 @@ def read_options() -> argparse.Namespace:
     add(options, "--codec", "int8", "of the memory")
     add(options, "--passages", [1, 4, 8, 16, 32], "that are read")
     add(options, "--repeats", 9)
+    options.add_argument("--llama-python", help="a Python that has llama-cpp-python")
+    options.add_argument("--gguf", help="the same weights, for llama.cpp")
     options.add_argument("--work", type=Path, help="keep the memory here")
     options.add_argument("--plot", type=Path, help="draw the table into this PNG (matplotlib)")
     given = options.parse_args()
@@ -175,7 +186,11 @@ def measure(
     if not store.ready():
         reader.ingest(text, store, name="book", keep="kv")
     ways: dict[str, Callable[[int], float]] = {}
-    tokens = {}
+    tokens, rival = {}, None
+    if options.llama_python is not None:
+        rival = LlamaCpp(
+            options.llama_python, options.gguf, options.threads, flash=True, context=LONGEST_PROMPT
+        )
     for count in options.passages:
         asked = Asked(reader, store, question, count)
         read = asked.read()
@@ -183,6 +198,9 @@ def measure(
             len(one.ids) for at in read for one in store.passages(at[0], at[1], at[1] + 1)
         )
         ways[f"text, {count}"] = seconds(asked.from_text)
+        if rival is not None:
+            prompt = reader.tokenizer.decode(asked.prompt())
+            ways[f"llama.cpp, {count}"] = partial(first_of, rival, prompt)
         if options.device is None:
             ways[f"host tier, {count}"] = seconds(asked.from_memory)
         else:
@@ -203,6 +221,11 @@ def seconds(
         return timed(work)[0]
 
     return once
+
+
+def first_of(rival: LlamaCpp, prompt: str, _: int) -> float:
+    """Seconds that llama.cpp takes to the first token after a prompt."""
+    return rival.answer(prompt, 0)[0]
 
 
 def text_of(reader: HuggingFacePassageModel, options: argparse.Namespace) -> tuple[str, str]:
@@ -258,12 +281,14 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     tokens = list(found["tokens"].values())
     colours = {"text": "#b03a48", "host tier": "#1f5fa8", "device tier": "#2e8b57"}
+    colours["llama.cpp"] = "#c98a1b"
+    labels = {"text": "the same passages as text", "llama.cpp": "as text by llama.cpp, no search"}
     for way in sorted({name.split(",")[0] for name in found["seconds"]}):
         times = [
             1000 * statistics.median(found["seconds"][f"{way}, {count}"])
             for count in found["tokens"]
         ]
-        label = "the same passages as text" if way == "text" else f"memory, {way}"
+        label = labels.get(way, f"memory, {way}")
         axes.plot(tokens, times, marker="o", color=colours[way], label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")

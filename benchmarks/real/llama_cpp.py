@@ -42,21 +42,22 @@ TOLD = ", with sources"
 RIVAL = """
 import json, sys, time
 from llama_cpp import Llama
-path, threads, flash = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "flash"
-llama = Llama(path, n_ctx=4096, n_threads=threads, n_threads_batch=threads, flash_attn=flash,
-              verbose=False)
+path, threads, flash, context = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "flash", sys.argv[4]
+llama = Llama(path, n_ctx=int(context), n_threads=threads, n_threads_batch=threads,
+              flash_attn=flash, verbose=False)
 print("ready", flush=True)
 for line in sys.stdin:
     given = json.loads(line)
     ids = llama.tokenize(given["prompt"].encode(), special=True)
     llama.reset()
-    tokens = llama.generate(ids, temp=0.0, reset=True)
-    next(tokens), next(tokens)
+    tokens, began = llama.generate(ids, temp=0.0, reset=True), time.perf_counter()
+    next(tokens)
+    first = time.perf_counter() - began
+    next(tokens)
     clock, busy = time.perf_counter(), time.process_time()
     for _ in range(given["tokens"]):
         next(tokens)
-    print(json.dumps([time.perf_counter() - clock, time.process_time() - busy, len(ids)]),
-          flush=True)
+    print(json.dumps([first, time.perf_counter() - clock, time.process_time() - busy]), flush=True)
 """
 
 
@@ -65,6 +66,32 @@ class Taken(NamedTuple):
 
     clock: float
     busy: float
+
+
+class LlamaCpp:
+    """llama.cpp in a process of its own, under a Python that has llama-cpp-python."""
+
+    def __init__(
+        self, python: str, gguf: str, threads: int, *, flash: bool, context: int = 4096
+    ) -> None:
+        """context: tokens of the longest prompt with its answer."""
+        given = [python, "-c", RIVAL, gguf, str(threads), "flash" if flash else "plain"]
+        self._process = subprocess.Popen(
+            [*given, str(context)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != "ready":
+            raise SystemExit(f"{python} runs no llama-cpp-python")
+
+    def answer(self, prompt: str, tokens: int) -> tuple[float, Taken]:
+        """Read a prompt and generate. Returns the seconds to the first token, and what each of
+        `tokens` after the second took.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps({"prompt": prompt, "tokens": tokens}), file=self._process.stdin)
+        self._process.stdin.flush()
+        first, clock, busy = json.loads(self._process.stdout.readline())
+        return first, Taken(clock / max(1, tokens), busy / max(1, tokens))
 
 
 def main() -> None:
@@ -163,26 +190,9 @@ def memory_turn(
 
 
 def rival_turn(options: argparse.Namespace, prompt: str, flash: bool) -> Callable[[], Taken]:
-    """Generate by llama.cpp, in a process of its own."""
-    given = [options.llama_python, "-c", RIVAL, options.gguf, str(options.threads)]
-    process = subprocess.Popen(
-        [*given, "flash" if flash else "plain"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    if process.stdout.readline().strip() != "ready":
-        raise SystemExit(f"{options.llama_python} runs no llama-cpp-python")
-
-    def turn() -> Taken:
-        assert process.stdin is not None and process.stdout is not None
-        print(json.dumps({"prompt": prompt, "tokens": options.tokens}), file=process.stdin)
-        process.stdin.flush()
-        clock, busy, _ = json.loads(process.stdout.readline())
-        return Taken(clock / options.tokens, busy / options.tokens)
-
-    return turn
+    """Generate by llama.cpp."""
+    rival = LlamaCpp(options.llama_python, options.gguf, options.threads, flash=flash)
+    return lambda: rival.answer(prompt, options.tokens)[1]
 
 
 def weight_bytes(reader: HuggingFacePassageModel) -> int:

@@ -175,7 +175,7 @@ def test_one_passage_gives_the_same_first_token_from_memory_and_as_text(
 ) -> None:
     options = argparse.Namespace(
         model=None, shape="tiny", device=device, dtype="float32", codec="raw", passages=[1, 3],
-        repeats=1, seed=0,
+        repeats=1, seed=0, llama_python=None,
     )  # fmt: skip
     with nullcontext() if device is None else FakeDevice():
         reader = first_token.model_of(options)
