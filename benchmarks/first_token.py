@@ -5,8 +5,9 @@ in turns:
 
 - memory: a session chooses the passages, leases them from a tier and reads the question;
 - text: the same search, then the stock model reads the same tokens as a prompt;
-- llama.cpp, with --llama-python and --gguf: it reads the same prompt in a process of its own, found
-  and tokenised before the clock starts, with flash attention.
+- found text: that prompt, found before the clock starts, as by a search that takes no time;
+- llama.cpp, with --llama-python and --gguf: the same prompt, found and tokenised before, is read in
+  a process of its own, with flash attention.
 
 Also, with a model from a directory or package: the first answer of a new process whose memory file
 the page cache has dropped.
@@ -21,7 +22,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,11 @@ class Asked:
             state = session.ask(self._question, lambda: None)
             return int(session.logits(state[None]).argmax())
 
-    def from_text(self) -> int:
-        """The stock model's first token after the same passages in its prompt."""
-        return self._stock.read(self.prompt())[1]
+    def from_text(self, prompt: Sequence[int] | None = None) -> int:
+        """The stock model's first token after the same passages in its prompt. prompt: its ids, if
+        they are known.
+        """
+        return self._stock.read(self.prompt() if prompt is None else prompt)[1]
 
     def prompt(self) -> list[int]:
         """Ids of the passages that are found and of the question, as the model's own prompt."""
@@ -197,10 +200,12 @@ def measure(
         tokens[str(count)] = sum(
             len(one.ids) for at in read for one in store.passages(at[0], at[1], at[1] + 1)
         )
+        prompt = asked.prompt()
         ways[f"text, {count}"] = seconds(asked.from_text)
+        ways[f"found text, {count}"] = seconds(partial(asked.from_text, prompt))
         if rival is not None:
-            prompt = reader.tokenizer.decode(asked.prompt())
-            ways[f"llama.cpp, {count}"] = partial(first_of, rival, prompt)
+            written = reader.tokenizer.decode(prompt)
+            ways[f"llama.cpp, {count}"] = partial(first_of, rival, written)
         if options.device is None:
             ways[f"host tier, {count}"] = seconds(asked.from_memory)
         else:
@@ -282,8 +287,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     tokens = list(found["tokens"].values())
     colours = {"text": "#b03a48", "host tier": "#1f5fa8", "device tier": "#2e8b57"}
     colours["llama.cpp"] = "#c98a1b"
-    labels = {"text": "the same passages as text", "llama.cpp": "as text by llama.cpp, no search"}
-    for way in sorted({name.split(",")[0] for name in found["seconds"]}):
+    labels = {"text": "the same passages as text", "llama.cpp": "the same by llama.cpp, no search"}
+    for way in sorted({name.split(",")[0] for name in found["seconds"]} - {"found text"}):
         times = [
             1000 * statistics.median(found["seconds"][f"{way}, {count}"])
             for count in found["tokens"]

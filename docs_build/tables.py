@@ -113,7 +113,12 @@ def doubt_table() -> str:
 def first_token_table(name: str) -> str:
     """Milliseconds to the first token by passages read, from a memory and from text."""
     found = results(name)
-    rivals = [way for way in ("text", "llama.cpp") if f"{way}, 1" in found["seconds"]]
+    titles = {
+        "text": "as text",
+        "found text": "text, no search",
+        "llama.cpp": "llama.cpp, no search",
+    }
+    rivals = [way for way in titles if f"{way}, 1" in found["seconds"]]
     rows = []
     for passages, tokens in found["tokens"].items():
         memory = found["seconds"][f"host tier, {passages}"]
@@ -124,8 +129,7 @@ def first_token_table(name: str) -> str:
             ratio = f"{median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
             row += [f"{_first_ms(found, way, passages):,.0f}", ratio]
         rows.append(row)
-    head = {"text": "as text, ms", "llama.cpp": "llama.cpp, ms"}
-    shown = [title for way in rivals for title in (head[way], "memstore / this")]
+    shown = [title for way in rivals for title in (f"{titles[way]}, ms", "memstore / this")]
     return table(["passages", "tokens", "memstore, ms", *shown], rows)
 
 

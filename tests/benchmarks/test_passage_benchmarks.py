@@ -186,7 +186,9 @@ def test_one_passage_gives_the_same_first_token_from_memory_and_as_text(
             assert asked.from_memory() == asked.from_text()
             assert len(asked.read()) == 1
     tiers = ["host tier"] if device is None else ["device tier", "host tier"]
-    assert found["seconds"].keys() == {f"{w}, {n}" for w in ("text", *tiers) for n in (1, 3)}
+    assert found["seconds"].keys() == {
+        f"{way}, {n}" for way in ("text", "found text", *tiers) for n in (1, 3)
+    }
     assert 0 < found["tokens"]["1"] < found["tokens"]["3"]
     assert all(f"{tier}, ms" in first_token.report(found) for tier in tiers)
 
