@@ -348,8 +348,13 @@ def _check_labels(labels: object) -> None:
 
 
 def _matches(document: Document, where: Labels | None) -> bool:
-    labels = document.labels
-    return all(name in labels and labels[name] == value for name, value in (where or {}).items())
+    own = _typed(document.labels)
+    return all(label in own for label in _typed(where or {}))
+
+
+def _typed(labels: Labels) -> list[tuple[str, Any, bool]]:
+    """Name, value and whether that is true or false: for Python, True equals 1."""
+    return [(name, value, isinstance(value, bool)) for name, value in labels.items()]
 
 
 def _check_free(path: Path) -> None:

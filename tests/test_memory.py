@@ -199,6 +199,17 @@ def test_labels_select_the_documents_to_ask(path: Path) -> None:
         memory.remove("forged")
 
 
+def test_a_label_true_is_no_label_1(path: Path) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        for label, other in ((1, True), (True, 1), (0, False)):
+            memory.add(text="The gate is green.", name="gate", labels={"read": label})
+            assert memory.documents({"read": label}) and not memory.documents({"read": other})
+            memory.label("gate", {"read": other})
+            assert memory.documents({"read": other}) and not memory.documents({"read": label})
+        assert memory.documents({"year": 1921.0})
+        memory.remove("gate")
+
+
 def test_ask_many_gives_the_same_answers_as_single_questions(path: Path) -> None:
     asked = [BARN, "What is the price of the brown mare? The price of the brown mare is", "Who?"]
     with memstore.open(path, device="cpu") as memory:

@@ -179,11 +179,8 @@ def ingest(
 def _described(store: MemoryStore, text: Text) -> Document:
     """The stored document of the same content, after its metadata are brought up to date."""
     document = store.document(text.name)
-    metadata = document.metadata | text.metadata
-    if metadata == document.metadata:
-        return document
     try:
-        return store.describe(text.name, metadata)
+        return store.describe(text.name, document.metadata | text.metadata)
     except (ReadOnlyMemory, MemoryLocked):
         if text.labels not in (None, document.labels):
             raise

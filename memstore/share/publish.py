@@ -165,7 +165,7 @@ def upload(
         drafts.append(writer.write(head, parts, records=not text))
     entries = {entry.row.name: entry for entry in segments.finish(drafts)}
     progress(len(missing), len(missing))
-    entries |= {name: old for name, old in usable.items() if old.row != rows[name]}
+    entries |= {name: old for name, old in usable.items() if not old.row.stored_as(rows[name])}
     entries = {name: entries[name]._replace(row=rows[name]) for name in sorted(entries)}
     return Sent(first, entries, before, segments.sent)
 

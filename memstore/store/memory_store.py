@@ -412,7 +412,7 @@ class MemoryStore(Closing):
         """
         check_metadata(metadata)
         document = self.document(name)
-        if document.metadata == metadata:
+        if document.stored_as(replace(document, metadata=metadata)):
             return document
         committed = self.writable()
         with committed.writing(name):
