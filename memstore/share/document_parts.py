@@ -18,7 +18,6 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.runs import Coverage, IndexSpec, RunTable
 from memstore.disk.tables.texts import (
     Digest,
-    PassageOrder,
     StoredPassage,
     decode_part,
     decode_tokens,
@@ -102,11 +101,10 @@ class PartOrder:
         self._vocabulary = vocabulary if isinstance(vocabulary, int) else 1 << 32
         self.blocks = BlockTable(signature, "raw")  # reads records of every codec
         self._lengths: np.ndarray | None = None  # tokens of each block, after the last tokens
-        self._passages: PassageOrder | None = None
+        self._of_passages: list[int] = []  # tokens of each passage
         self.digests: list[Digest] = []  # digests of its passages, by block
         if document.of_passages:
             _expect(spec is not None, "passages need a selector")
-            self._passages = PassageOrder()
         else:
             _expect(spec is None, "a selector needs passages")
             blocks_ = -(-document.tokens // self._size)
@@ -146,7 +144,7 @@ class PartOrder:
             _expect(finite, "it has landmark keys that are not finite")
         else:
             block, layer, data = part
-            if self._passages is None:
+            if not self._document.of_passages:
                 right = next(self._records, None) == (block, layer)
             else:  # passages may lack records
                 right = layer == 0 and self._last < block < self._document.blocks
@@ -160,17 +158,20 @@ class PartOrder:
     def record_id(self, block: int, layer: int) -> tuple[RecordKey, WriteId]:
         """The key and write id that a record of the document must have, after its tokens."""
         document = self._document
-        if self._passages is not None:
+        if document.of_passages:
             return RecordKey(document.id, 0, layer), self.digests[block]
         return RecordKey(document.id, block, layer), document.write
 
     def _add_tokens(self, part: Tokens) -> None:
-        if self._passages is not None:
+        if self._document.of_passages:
             found = decode_part(part.first, part.value, self._size)
-            self._passages.add(found)
+            follows = (part.first, found.start) == (len(self.digests), self._characters)
+            _expect(follows, f"passages before block {part.first} are missing, or extra")
+            self._characters = found.end
             signature, codec = self.blocks.signature, self._document.codec
             for one in found.passages:
                 self._check_vocabulary(one.ids)
+                self._of_passages.append(len(one.ids))
                 self.digests.append(digest_of(signature, codec, one.ids))
             return
         tokens = decode_tokens(part.first, part.value)
@@ -191,12 +192,14 @@ class PartOrder:
         """Tokens of each block, after the last part with tokens."""
         document = self._document
         if self._lengths is None:
-            if self._passages is None:
-                _expect(self._tokens == document.tokens, "it does not hold all of its tokens")
-                self._lengths = equal_lengths(document.tokens, self._size)
-            else:
-                self._passages.end(document.blocks, document.tokens)
-                self._lengths = np.array(self._passages.lengths, dtype=np.int64)
+            lengths = (
+                np.array(self._of_passages, dtype=np.int64)
+                if document.of_passages
+                else equal_lengths(self._tokens, self._size)
+            )
+            whole = (len(lengths), lengths.sum()) == (document.blocks, document.tokens)
+            _expect(whole, "it does not hold all of its tokens")
+            self._lengths = lengths
             parts = self._runs.parts(self._first)
             self._coverage = Coverage(parts, self._first, self._lengths)
         return self._lengths

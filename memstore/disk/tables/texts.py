@@ -156,29 +156,6 @@ def decode_part(first_block: int, value: Packed, block_size: int) -> PassagePart
     return PassagePart(first_block, part.start, passages)
 
 
-class PassageOrder:
-    """Checks that parts of passages are consecutive; if not, `add` and `end` raise ValueError."""
-
-    def __init__(self) -> None:
-        self.lengths: list[int] = []  # tokens of each passage so far
-        self._end = 0  # characters so far
-
-    def add(self, part: PassagePart) -> None:
-        """Check that a part follows the previous one."""
-        if part.first_block != len(self.lengths) or part.start != self._end:
-            raise ValueError(f"passages before block {part.first_block} are missing, or extra")
-        self.lengths += [len(passage.ids) for passage in part.passages]
-        self._end = part.end
-
-    def end(self, blocks: int, tokens: int) -> None:
-        """Check that all parts were added; blocks, tokens: of the document."""
-        if (len(self.lengths), sum(self.lengths)) != (blocks, tokens):
-            raise ValueError(
-                f"its passages are {len(self.lengths)} of {sum(self.lengths)} tokens instead of "
-                f"{blocks} of {tokens}"
-            )
-
-
 # The table of tokens
 
 
@@ -222,24 +199,12 @@ class TextTable:
         for key, value in txn.scan_checked("tokens", start, high):
             yield read_tokens_key(key)[1], value
 
-    def token_parts(
-        self, txn: Transaction, document: int, first: int = 0, end: int | None = None
-    ) -> Iterator[TokenPart]:
-        """The whole parts that hold tokens `first` to `end` (exclusive; None for all), in order.
-        Raises CorruptMemory.
-
-        The iterator is valid during the transaction.
-        """
-        for number, value in self.parts(txn, document, first, end):
-            with _named(document):
-                part = decode_tokens(number, value)
-            if number + len(part.ids) > first:
-                yield part
-
     def passage_parts(
         self, txn: Transaction, document: int, first: int = 0, end: int | None = None
     ) -> Iterator[PassagePart]:
-        """As `token_parts`, for passages; first, end: blocks."""
+        """As `parts`, decoded, of a document of passages; first, end: blocks. Raises
+        CorruptMemory.
+        """
         for number, value in self.parts(txn, document, first, end):
             with _named(document):
                 part = decode_part(number, value, self._block_size)
@@ -275,7 +240,9 @@ class TextTable:
         none = np.zeros(0, dtype=np.int64)
         if first >= end:
             return TokenSpan(none, none, 0)
-        parts = list(self.token_parts(txn, document.id, first, end))
+        with _named(document.id):
+            every = [decode_tokens(*part) for part in self.parts(txn, document.id, first, end)]
+        parts = [part for part in every if part.first + len(part.ids) > first]
         # each part has a checksum, but missing or repeated parts are noticed only here
         starts = [part.first for part in parts]
         ends = [part.first + len(part.ids) for part in parts]
