@@ -19,7 +19,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Database
 from memstore.disk.tables.catalog import Catalog
 from memstore.store.writer import COMMIT_BYTES
-from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.cascade import DiskTier
 from memstore.tiers.raw_bits import raw_view
 
 BATCH = 32

@@ -21,7 +21,7 @@ from memstore.closing import Closing
 from memstore.errors import InvalidConfig, MemstoreError
 from memstore.model.adapter import ModelAdapter
 from memstore.store.memory_store import MemoryStore, Names
-from memstore.tiers.stats import COUNTS
+from memstore.tiers.slots import COUNTS
 
 
 class ReadUnit(NamedTuple):

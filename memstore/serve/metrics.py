@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from memstore.tiers.stats import COUNTS
+from memstore.tiers.slots import COUNTS
 
 if TYPE_CHECKING:
     from memstore.serve.answers import Outcome

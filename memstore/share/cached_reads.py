@@ -12,7 +12,7 @@ from memstore.share.local_cache import LocalCache
 from memstore.share.object_store import ObjectStore
 from memstore.share.ranges import Extent, read_extents
 from memstore.share.valkey import Valkey
-from memstore.tiers.stats import TierCounter
+from memstore.tiers.slots import TierCounter
 
 V = TypeVar("V")
 

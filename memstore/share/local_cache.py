@@ -19,7 +19,7 @@ from pathlib import Path
 from memstore.disk.files import NO_SPACE
 from memstore.errors import InvalidInput
 from memstore.paths import expanded
-from memstore.tiers.stats import TierCounter
+from memstore.tiers.slots import TierCounter
 
 _SUFFIX = ".cached"  # of its files; other files are ignored
 _LEFT = 300.0  # seconds after which a file that was never renamed is abandoned

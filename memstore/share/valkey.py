@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from memstore.errors import InvalidInput, install_extra
 from memstore.share.object_store import without_credentials
-from memstore.tiers.stats import TierCounter
+from memstore.tiers.slots import TierCounter
 
 T = TypeVar("T")
 

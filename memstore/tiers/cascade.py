@@ -10,17 +10,22 @@ the session ends.
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Unpack
 
+from torch import Tensor
+
 from memstore.block import BlockKey
 from memstore.devices import usable_device
+from memstore.disk.reading import Batch, PlacedReader
+from memstore.disk.tables.catalog import Catalog
 from memstore.tiers.policy import DEFAULT_POLICY, HOST_BUDGET, Predictor, TierOptions
+from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slots import Lease, LowestTier, UnitShape
-from memstore.tiers.stats import TierCounter
+from memstore.tiers.slots import Held, Lease, LowestTier, TierCounter, UnitShape
 
 _WORKERS = 2  # threads that prefetch
 _AT_ONCE = 32  # units that a worker reads at once
@@ -141,3 +146,34 @@ class Cascade:
         if self._computes:
             tiers["computed"] = dict(vars(self._computed.stats))
         return tiers
+
+
+class DiskTier:
+    """The lowest tier of a directory: records of its database, read in batches from their positions
+    in the file.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.database = catalog.database
+        self.counters = {"disk": TierCounter()}
+        self._catalog = catalog
+        self._placed = PlacedReader(self.database.path, catalog.blocks)
+
+    def read_from(
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
+    ) -> tuple[list[int], list[str]]:
+        """As LowestTier.read_from, in one read transaction, in the order of the records' keys."""
+        if not units:
+            return [], []
+        started = time.perf_counter()
+        batch = Batch(units, raw_view(slab), slots, self._catalog.blocks)
+        with self.database.read() as txn:
+            writes = {number: self._catalog.write_of(txn, number) for number in batch.documents}
+            self._placed.read(txn, batch, batch.by_record(writes))
+        size, seconds = batch.bytes_of(range(len(units))), time.perf_counter() - started
+        self.counters["disk"].count(hits=len(units), bytes=size, seconds=seconds)
+        return batch.lengths, ["disk"] * len(units)
+
+    def close(self) -> None:
+        """End its threads."""
+        self._placed.close()

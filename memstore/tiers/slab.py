@@ -22,8 +22,7 @@ from torch.nn.functional import pad
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, MemoryClosed
 from memstore.kernels.slab_copy import load_units
-from memstore.tiers.slots import Held, Lease, Slots, SlotTable, Source, UnitShape
-from memstore.tiers.stats import TierStats
+from memstore.tiers.slots import Held, Lease, Slots, SlotTable, Source, TierStats, UnitShape
 
 
 class SlabTier:

@@ -1,12 +1,13 @@
 """The memory of a tier: equal slots in one slab; its page table (the slots of each unit, their
-leases, the free ones); leases on slots; and the interface of the source that fills them.
+leases, the free ones) and counts; leases on slots; and the interface of the source that fills them.
 
 A block takes one slot. A passage takes as many as its tokens need, so that little room is lost to
 padding: a slot is then a page of PAGE tokens.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, Protocol, Self
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.tiers.policy import make_policy
-from memstore.tiers.stats import TierCounter, TierStats
 
 PAGE = 16  # tokens of a slot, of units that take several
 _CPU = torch.device("cpu")
@@ -98,6 +98,59 @@ class Slots:
             if self.lengths is not self.lengths_here:
                 there = self.lengths.device
                 self.lengths[torch.from_numpy(where).to(there)] = torch.from_numpy(new).to(there)
+
+
+@dataclass
+class TierStats:
+    """Lookups of one tier since it was opened.
+
+    Every unit of a lookup is a hit or a miss. `prefetched` and `late` are parts of the hits; a unit
+    that another lookup is reading is a hit, too. So misses and prefetches are the reads from below.
+    """
+
+    hits: int = 0  # units that were here, or on their way
+    misses: int = 0  # units that this lookup had to fetch from below
+    bytes: int = 0  # decoded bytes delivered
+    # upper tiers: time that lookups waited for the tier below; disk: time spent on reading
+    seconds: float = 0.0
+    evictions: int = 0  # units dropped to make room
+    prefetched: int = 0  # first lookups of a unit that a prefetch had brought in time
+    late: int = 0  # first lookups of a unit that had to wait for its prefetch
+    unused: int = 0  # prefetched units that went again before anything looked them up
+
+    def add_lookup(self, units: int, missing: int, waited: float, bytes: int) -> None:
+        """Count a lease: units looked up, distinct ones missing, seconds waited, bytes decoded."""
+        self.hits += units - missing
+        self.misses += missing
+        self.bytes += bytes
+        self.seconds += waited
+
+
+COUNTS = tuple(field.name for field in fields(TierStats))
+
+
+class TierCounter:
+    """Counts a tier's lookups, and its failed reads by reason. Safe for several threads.
+
+    A count replaces `stats` or `failures` and never changes them, so that a caller may hold both.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.stats = TierStats()
+        self.failures: dict[str, int] = {}
+
+    def failed(self, reason: str) -> None:
+        """Count a failed read, by reason; it is neither a hit nor a miss."""
+        with self._lock:
+            self.failures = self.failures | {reason: self.failures.get(reason, 0) + 1}
+
+    def count(self, *, hits: int, misses: int = 0, bytes: int, seconds: float) -> None:
+        """Add to the counts."""
+        with self._lock:
+            now = replace(self.stats)
+            now.add_lookup(hits + misses, misses, seconds, bytes)
+            self.stats = now
 
 
 class SlotTable:

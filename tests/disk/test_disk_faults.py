@@ -15,7 +15,7 @@ from memstore.disk import reading
 from memstore.disk.lmdb.transaction import record_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, CorruptMemory
-from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.cascade import DiskTier
 from support.disk_records import BLOCKS, LAYERS, ROWS, keys_and_values, make, new_slab
 
 UNITS = [

@@ -14,7 +14,7 @@ from memstore.disk.lmdb.transaction import Transaction, record_key
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock
-from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.cascade import DiskTier
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slots import LowestTier
 from support.disk_records import (

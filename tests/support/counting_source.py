@@ -11,8 +11,7 @@ import torch
 from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slots import Held, LowestTier, UnitShape
-from memstore.tiers.stats import TierCounter
+from memstore.tiers.slots import Held, LowestTier, TierCounter, UnitShape
 
 BLOCK, DIM = 4, 8
 UNIT_BYTES = 2 * BLOCK * DIM * 4

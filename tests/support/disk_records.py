@@ -15,7 +15,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
-from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.cascade import DiskTier
 from memstore.tiers.raw_bits import from_raw, raw_view, torch_dtype
 
 HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 8, 64, 2, 12

@@ -18,7 +18,7 @@ from memstore.share.publication import PublishedDatabase
 from memstore.share.publication_options import REFRESH
 from memstore.share.published_catalog import PublishedCatalog
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.stats import TierCounter
+from memstore.tiers.slots import TierCounter
 from support import synthetic_documents as synthetic
 from support.publishing import send
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from memstore.block import BlockKey
+from memstore.closing import Closing
 from memstore.devices import usable_device
 from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
@@ -28,9 +29,7 @@ from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import RareBlocks, WordIndex, WordsBeside
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.first_stage import FirstStage, ListsDirectory, Shortlist, by_tokens
-from memstore.store.retrieve.session_document import SessionDocument
-from memstore.tiers.cascade import Cascade
-from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.cascade import Cascade, DiskTier
 from memstore.tiers.policy import TierOptions
 from memstore.tiers.raw_bits import from_raw, torch_dtype
 from memstore.tiers.slots import PAGE, UnitShape
@@ -143,10 +142,9 @@ class Retrieval:
         """
         return self.tiers.expect([unit for unit in units if unit.document >= 0])
 
-    def session_document(self) -> SessionDocument:
+    def session_document(self) -> "SessionDocument":
         """A document for a session's own blocks, in main memory only, with a negative id."""
-        number = next(self._session_numbers)
-        return SessionDocument(number, self.tiers, self.index)
+        return SessionDocument(next(self._session_numbers), self.tiers, self.index)
 
     # Passages that sessions computed
 
@@ -231,11 +229,21 @@ class Retrieval:
             self.selected.hold(scope)
 
     def load(self, txn: Transaction, *rows: Document) -> None:
-        """Load documents' landmark keys into the index; a selector's data is loaded by its first
-        search. Raises CorruptMemory.
+        """Load documents' landmark keys into the index, replacing those that it has; the first
+        search loads a selector's data. Raises CorruptMemory.
         """
-        if self.selected is None:
-            _load_landmarks(self.index, self._catalog, txn, rows)
+        if self.selected is not None:
+            return
+        index, catalog, signature = self.index, self._catalog, self._catalog.signature
+        if len(rows) > 1:
+            for layer in signature.memory_layers:
+                index.reserve(layer, sum(row.blocks for row in rows))
+        for row in rows:
+            index.remove(row.id)
+            layers = row.memory_layers(signature)
+            runs = {layer: catalog.runs.whole(txn, row, layer) for layer in layers}
+            for layer, run in runs.items():
+                index.add(row.id, layer, 0, from_raw(run.landmarks, signature.kv_dtype))
 
     def drop(self, number: int) -> None:
         """Drop all data of a document."""
@@ -263,24 +271,25 @@ class Retrieval:
 
     def update_engines(self) -> bool:
         """Whether the index should be built again: see MemoryStore.update_index."""
-        written = self._catalog.source is not None or not self._catalog.database.read_only
-        if self._first_stage is not None:
-            return written and self._first_stage.due()
-        if self._catalog.source is not None or self.index.kind == "packed":
+        published = self._catalog.source is not None
+        if self._catalog.database.read_only and not published:
             return False
-        return written and self.index.due(self._catalog.signature.memory_layers)
+        if self._first_stage is not None:
+            return self._first_stage.due()
+        if published or self.index.kind == "packed":
+            return False
+        return self.index.due(self._catalog.signature.memory_layers)
 
     def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """Build and store the index: see MemoryStore.build_index."""
-        if self._first_stage is None:
-            if self._catalog.source is not None:
-                raise ReadOnlyMemory(
-                    f"{self._catalog.database.path} is published; build the index in its directory"
-                )
-            return self._building_index().build(
-                self._catalog.signature.memory_layers, top_k, progress
+        if self._first_stage is not None:
+            return self._first_stage.build(progress)
+        if self._catalog.source is not None:
+            raise ReadOnlyMemory(
+                f"{self._catalog.database.path} is published; build the index in its directory"
             )
-        return self._first_stage.build(progress)
+        layers = self._catalog.signature.memory_layers
+        return self._building_index().build(layers, top_k, progress)
 
     def tells_of_gone(self) -> bool:
         """Whether the stored lists cover documents that were deleted or changed."""
@@ -294,17 +303,12 @@ class Retrieval:
 
     def describe(self) -> dict[str, Any]:
         """Statistics of lookups and of the index: its part of MemoryStore.stats."""
+        index, held = self.index, (self.index, self.selected, self._first_stage)
         return {
-            "landmarks": self.index.bytes
-            + (self.selected.bytes if self.selected else 0)
-            + (self._first_stage.bytes if self._first_stage else 0),
+            "landmarks": sum(one.bytes for one in held if one is not None),
             "tiers": self.tiers.stats(),
             "computed": {**self._computed},
-            "index": {
-                "searches": self.index.searches,
-                "rows": self.index.rows,
-                **self.index.describe(),
-            },
+            "index": {"searches": index.searches, "rows": index.rows, **index.describe()},
         }
 
 
@@ -317,19 +321,62 @@ def _lists_of(catalog: Catalog) -> ListsDirectory:
     return PublishedLists(cast(Any, catalog.database))
 
 
-def _load_landmarks(
-    index: LandmarkIndex, catalog: Catalog, txn: Transaction, rows: Sequence[Document]
-) -> None:
-    """Load documents' landmark keys, replacing those that the index has. Raises CorruptMemory."""
-    if len(rows) > 1:
-        for layer in catalog.signature.memory_layers:
-            index.reserve(layer, sum(row.blocks for row in rows))
-    for row in rows:
-        index.remove(row.id)
-        layers = row.memory_layers(catalog.signature)
-        runs = {layer: catalog.runs.whole(txn, row, layer) for layer in layers}
-        for layer, run in runs.items():
-            index.add(row.id, layer, 0, from_raw(run.landmarks, catalog.signature.kv_dtype))
+# Blocks of a session
+
+
+class SessionDocument(Closing):
+    """A session's own blocks: pinned in the host tier and searchable until closed. A context
+    manager.
+
+    document: the negative number to lease and search them by.
+    """
+
+    def __init__(self, number: int, tiers: Cascade, index: LandmarkIndex) -> None:
+        """Use Retrieval.session_document."""
+        self.document = number
+        self._tiers, self._index = tiers, index
+        # layer -> units of each block, oldest first
+        self._units: dict[int, list[list[BlockKey]]] = {}
+        self._ends: dict[int, int] = {}
+
+    def add(self, layer: int, k: Tensor, v: Tensor, landmarks: Tensor | None = None) -> int:
+        """Add the next n blocks of a layer; return the number of the first.
+
+        k, v: [n, Hkv, block_size, D] in the KV dtype, K rotated by the offset in the block only;
+        landmarks: [n, Hkv, D]; None for blocks that are not searched. Raises BudgetExceeded, with
+        nothing added.
+        """
+        n, heads = k.shape[:2]
+        first = self._ends.get(layer, 0)
+        units = self._tiers.host.pin(self.document, layer, first, k, v)
+        if landmarks is not None:
+            self._index.add(self.document, layer, first, landmarks)
+        self._units.setdefault(layer, []).extend(
+            units[at : at + heads] for at in range(0, n * heads, heads)
+        )
+        self._ends[layer] = first + n
+        return first
+
+    def blocks(self, layer: int) -> tuple[int, int]:
+        """The blocks [first, end) of a layer."""
+        end = self._ends.get(layer, 0)
+        return end - len(self._units.get(layer, [])), end
+
+    def trim(self, first_block: int, layers: Sequence[int] | None = None) -> None:
+        """Drop blocks before first_block, in these layers or in all."""
+        for layer in list(self._units) if layers is None else layers:
+            held = self._units.get(layer, [])
+            gone = max(0, min(first_block - self.blocks(layer)[0], len(held)))
+            if gone:
+                self._tiers.drop([unit for units in held[:gone] for unit in units])
+                self._units[layer] = held[gone:]
+                self._index.trim(self.document, first_block, layer)
+
+    def close(self) -> None:
+        """Drop all blocks; idempotent."""
+        units, self._units, self._ends = self._units, {}, {}
+        self._tiers.drop([unit for blocks in units.values() for block in blocks for unit in block])
+        self._index.remove(self.document)
 
 
 # The index of a selector
