@@ -166,9 +166,7 @@ def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iter
 
 
 def share(data: Path, *, create: bool) -> int:
-    """Open the data file for reading and lock it as in use; return the descriptor. Raises
-    MemoryLocked, InvalidInput.
-    """
+    """Open and lock the data file; return the descriptor. Raises MemoryLocked, InvalidInput."""
     while True:
         file = open_regular(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
         try:
@@ -195,9 +193,7 @@ def lies_at(path: Path, file: int) -> bool:
 
 
 def take_room(path: Path, size: int, mode: int) -> None:
-    """Create a regular file if it does not exist, and allocate at least `size` bytes for it. Raises
-    InvalidInput, OSError.
-    """
+    """Make a regular file of at least `size` bytes, allocated. Raises InvalidInput, OSError."""
     file = open_regular(path, os.O_RDWR | os.O_CREAT, mode)
     try:
         status = os.fstat(file)
@@ -209,9 +205,7 @@ def take_room(path: Path, size: int, mode: int) -> None:
 
 
 def lock_alone(file: int, path: Path) -> None:
-    """Upgrade the lock on a data file to an exclusive one. Raises MemoryLocked if another process
-    has it open.
-    """
+    """Lock a shared data file alone. Raises MemoryLocked if another process has it open."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -123,9 +123,7 @@ def _shares(placed: Sequence[Placed]) -> list[Sequence[Placed]]:
 
 
 class PlacedReader:
-    """Reads records of the database in `path` by their places in its file. Safe for several
-    threads.
-    """
+    """Reads records by their places in the data file in `path`. Safe for several threads."""
 
     def __init__(self, path: Path, table: BlockTable) -> None:
         self._path, self._table = path, table

@@ -94,9 +94,7 @@ class DocumentFile:
     """An exported document, read by ranges like a publication."""
 
     def __init__(self, file: Path) -> None:
-        """Read the footer. Raises InvalidInput (no export, truncated, damaged), NewerFormat,
-        OlderFormat.
-        """
+        """Read the footer. Raises InvalidInput (damaged, no export), NewerFormat, OlderFormat."""
         self.file, self.url = file, str(file)
         try:
             if file.exists() and not file.is_file():
@@ -122,9 +120,7 @@ class DocumentFile:
             raise self._damaged(error) from error
 
     def parts(self) -> Iterator[Part]:
-        """The document's parts, each checked. Raises InvalidInput, at the latest at the end, if
-        they are not a complete document.
-        """
+        """The document's parts, each checked. Raises InvalidInput if they are incomplete."""
         try:
             yield from usable_parts(self.head, read_parts(self, self._entry))
         except (ValueError, CorruptMemory) as error:

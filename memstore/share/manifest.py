@@ -189,9 +189,7 @@ def newest_number(objects: ObjectStore) -> int | None:
 
 
 def read_manifest(objects: ObjectStore, number: int) -> Manifest:
-    """A manifest by its number. Raises CorruptMemory, NewerFormat, OlderFormat, ObjectNotFound,
-    StoreUnavailable.
-    """
+    """A manifest by its number. Raises as Manifest.decode, ObjectNotFound, StoreUnavailable."""
     name = manifest_name(number)
     manifest = Manifest.decode(objects.get(name), f"{objects.url}: {name}")
     if manifest.number != number or not number:

@@ -106,9 +106,7 @@ class PublishedCatalog(Catalog):
                 cache.put([(self.source.name(RecordKey(0, 0, 0), digest), record)])
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
-        """Prefetch these documents' values of a table, concurrently. Raises CorruptMemory,
-        StoreUnavailable.
-        """
+        """Prefetch these documents' values of a table. Raises CorruptMemory, StoreUnavailable."""
         txn.bring(documents, table)
 
 

@@ -44,9 +44,7 @@ def are_there(objects: ObjectStore, names: Collection[str]) -> bool:
 
 
 class SegmentWriter:
-    """Fills and uploads segments. Parts of one kind, which are read together, are stored together.
-    For one thread.
-    """
+    """Fills and uploads segments, with parts of one kind together. For one thread."""
 
     def __init__(self, objects: ObjectStore, grace: float) -> None:
         """grace: seconds, the same as for `prune`."""

@@ -317,9 +317,7 @@ class MemoryStore(Closing):
         return any(row.is_listed for row in self._named(name))
 
     def interrupted(self, document: Document) -> bool:
-        """Whether a document is partly ingested, and no process is writing it. False if that cannot
-        be found out.
-        """
+        """Whether a document is partly ingested, and surely not being written by any process."""
         database = self._catalog.database
         if document.state != "ingesting" or document.name in database.names_written:
             return False

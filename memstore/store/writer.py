@@ -223,9 +223,7 @@ class DocumentWriter(Closing):
             self._committing.result()
 
     def _commit(self, chunks: Sequence[Chunk], final: bool) -> None:
-        """Commit chunks, on the background thread, then unpin them, except the latest blocks, which
-        the ingest reads next.
-        """
+        """Commit chunks, in the background, and unpin all but the blocks that are read next."""
         self._commits.commit(chunks, final=final)
         latest = self._commits.keep_from(self.document.blocks)
         units = self._pinned + [unit for chunk in chunks for unit in chunk.units]

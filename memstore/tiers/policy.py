@@ -156,9 +156,7 @@ POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (LRU, ARC
 
 
 def make_policy(name: str, capacity: int) -> Policy:
-    """The policy of a name, for a tier of `capacity` slots. Raises InvalidConfig, which lists the
-    names.
-    """
+    """A policy by name, for `capacity` slots. Raises InvalidConfig, which lists the names."""
     if name not in POLICIES:
         raise InvalidConfig(
             f"eviction policy {name!r} is unknown; choose one of {', '.join(POLICIES)}"

@@ -283,9 +283,7 @@ class SlabTier:
             self._changed.notify_all()
 
     def drop(self, units: Iterable[BlockKey]) -> None:
-        """Drop units, pinned or not, also those being read. A lease on one keeps its slot unchanged
-        until the lease ends.
-        """
+        """Drop units, pinned or not, also those being read. Leases keep their slots unchanged."""
         if self._pid != os.getpid():
             return
         with self._lock:

@@ -207,9 +207,7 @@ class SlotTable:
         return held
 
     def trim(self, held: Held, size: int) -> Held:
-        """Free a unit's slots beyond the first `size`, which only its one lease knows; return the
-        others.
-        """
+        """Free a unit's slots beyond the first `size`, which one lease has; return the others."""
         for slot in held[size:]:
             del self.units[slot], self.leases[slot]
         self.free += held[size:]
@@ -227,9 +225,7 @@ class SlotTable:
             leases[slot] = leases.get(slot, 0) + 1
 
     def unlease(self, held: Iterable[int]) -> None:
-        """Remove a lease from each of these slots. The last lease on a slot of a dropped unit frees
-        the slot.
-        """
+        """Remove a lease from each of these slots; the last frees the slot of a dropped unit."""
         leases = self.leases
         for slot in held:
             left = leases[slot] - 1

@@ -196,9 +196,7 @@ def _quantise(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _scale(codes: np.ndarray, steps: np.ndarray, zeros: np.ndarray) -> None:
-    """zero + code * step, in place, for codes [n, m] and steps and zeros [groups, m], one for each
-    GROUP of n.
-    """
+    """zero + code * step, in place: codes [n, m]; steps and zeros [groups, m], of GROUP rows."""
     whole = len(codes) // GROUP
     groups = codes[: whole * GROUP].reshape(whole, GROUP, codes.shape[1])  # a view
     groups *= steps[:whole, None]

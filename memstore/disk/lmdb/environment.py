@@ -89,9 +89,7 @@ class Environment:
         check_local(path)
 
     def open(self, *, create: bool = False) -> None:
-        """Open a memory, or make an empty one. Raises what Database.open or Database.create
-        raises.
-        """
+        """Open a memory, or make an empty one. Raises as Database.open, Database.create."""
         self._open(create=create)
         with named_lmdb_errors(self.path), self.inner.begin() as txn:
             # of this view: LMDB tells the newest number of entries before new views hold them

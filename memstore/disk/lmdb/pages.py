@@ -203,9 +203,7 @@ class Tree(NamedTuple):
 
 
 def ask(file: int, pieces: Sequence[Extent]) -> None:
-    """Ask the system to read pieces of a file into its page cache, in file order, adjacent pieces
-    together.
-    """
+    """Ask the system to cache pieces of a file, in file order, adjacent pieces together."""
     if not hasattr(os, "posix_fadvise"):
         return
     start = end = 0

@@ -209,9 +209,7 @@ class Transaction:
     def scan(
         self, table: str, start: bytes = b"", end: bytes | None = None
     ) -> Iterator[tuple[bytes, memoryview]]:
-        """Keys and views of values from key `start` to `end` (exclusive), in order. Change nothing
-        while iterating.
-        """
+        """Keys and views of values from `start` to `end` (exclusive), in order, between changes."""
         start, end = _within(table, start, end)
         for key, value in self.entries(start):
             if key >= end:
@@ -281,9 +279,7 @@ def digest(table: str, key: bytes, value: bytes) -> bytes:
 
 
 def commit_record(transaction: int) -> bytes:
-    """The checksummed value that a commit stores, with its transaction number, so that a lost
-    commit is noticed.
-    """
+    """What a commit stores, so that a lost commit is noticed: checksum, transaction number."""
     value = transaction.to_bytes(8, "little")
     return digest("meta", COMMIT, value) + value
 
@@ -312,16 +308,12 @@ def number_key(number: int) -> bytes:
 
 
 def tokens_key(document: int, first: int) -> bytes:
-    """Key of the part of a document's text that begins with token `first`; with block `first` for a
-    document of passages.
-    """
+    """Key of a part of a document's text, which begins with token, or passage, `first`."""
     return _TOKENS.pack(document, first)
 
 
 def run_key(document: int, part: int, first_block: int) -> bytes:
-    """Key of a run of search data; part: the layer of landmark keys, or the kind of a selector's
-    data.
-    """
+    """Key of a run of search data; part: layer of landmark keys, or kind of a selector's data."""
     return _RUN.pack(document, part, first_block)
 
 
@@ -370,11 +362,9 @@ def read_record_key(key: bytes) -> RecordKey:
     return RecordKey(*_unpack_key(_BLOCK, key))
 
 
-def document_range(document: int | None = None) -> Range:
-    """All keys of one document, or of every document, in a table whose keys begin with the
-    document.
-    """
-    return (b"", None) if document is None else (_U64.pack(document), _U64.pack(document + 1))
+def document_range(document: int) -> Range:
+    """All keys of one document, in a table whose keys begin with the document."""
+    return _U64.pack(document), _U64.pack(document + 1)
 
 
 def record_range(document: int, first: int = 0) -> Range:

@@ -143,9 +143,7 @@ class BlockTable:
     # Decoding
 
     def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
-        """The header of a record. Raises CorruptBlock for a record of another key or write, and for
-        other bytes.
-        """
+        """The header of a record. Raises CorruptBlock for other bytes, another key or write."""
         start, heads = self.header_bytes, self.geometry.num_kv_heads
         if len(record) < start:
             raise damaged(key, f"truncated to {len(record)} bytes")
@@ -197,9 +195,7 @@ class BlockTable:
         return k, v, header.length
 
     def check(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> int:
-        """Check every byte of a record without decoding it; return its valid content tokens. Raises
-        CorruptBlock.
-        """
+        """Check every byte of a record; return its valid content tokens. Raises CorruptBlock."""
         record = memoryview(record)
         header = self.header(record, key, write)
         for head in range(self.geometry.num_kv_heads):

@@ -185,9 +185,7 @@ class Catalog:
     # Documents
 
     def new_number(self, txn: Transaction) -> int:
-        """A new number for a document or passage, never used before by a committed transaction.
-        Raises CorruptMemory.
-        """
+        """A number that no document or passage has had. Raises CorruptMemory."""
         number = self.next_number(txn)
         txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
         return number
@@ -261,9 +259,7 @@ class Catalog:
         return passage.digest
 
     def delete_document(self, txn: Transaction, document: int) -> None:
-        """Delete a document's blocks, landmark keys, tokens and row, and its references to
-        passages.
-        """
+        """Delete a document's row, blocks, search data, text and references to passages."""
         with suppress(CorruptMemory):  # a repair recounts references that cannot be read
             row = self.row(txn, document)
             if row is not None and row.of_passages:

@@ -56,9 +56,7 @@ class BlockWords(NamedTuple):
 
     @classmethod
     def of(cls, blocks: Sequence[Words]) -> Self:
-        """Build from the words of each block. Raises InvalidInput for a hash or count out of range,
-        and for a repeated word.
-        """
+        """The words of each block. Raises InvalidInput for numbers out of range or a word twice."""
         each = [sorted(words) for words in blocks]
         flat = np.array(list(chain.from_iterable(each)), dtype=np.int64).reshape(-1, 2)
         sizes = np.array([len(words) for words in each], dtype=np.uint32)
@@ -149,9 +147,7 @@ def joined(first_block: int, parts: Sequence[Run]) -> Run:
 
 
 class Coverage:
-    """Checks that runs cover a whole document and follow the grid; if not, `add` and `end` raise
-    ValueError.
-    """
+    """Checks that runs cover a document and follow the grid; else methods raise ValueError."""
 
     def __init__(
         self, parts: Mapping[int, Kind], first_blocks: Mapping[int, int], lengths: np.ndarray
@@ -230,9 +226,7 @@ class RunTable:
         )
 
     def decode(self, part: int, first_block: int, value: bytes) -> Run:
-        """Decode a run, whose arrays are views of the value. Raises ValueError for an invalid value
-        or one of another part.
-        """
+        """Views of an encoded run. Raises ValueError if it is invalid or of another part."""
         kind = self.kind(part)
         if len(value) < _HEADER.size:
             raise ValueError(f"it is truncated to {len(value)} bytes")

@@ -58,9 +58,7 @@ class Selected(Protocol):
 
 
 class ListsDirectory:
-    """Lists in the directory `index` of a memory. Methods raise FileNotFoundError (no lists),
-    Unusable, OSError.
-    """
+    """Lists in a memory's directory. Methods raise FileNotFoundError (none), Unusable, OSError."""
 
     def __init__(self, path: Path) -> None:
         self.name, self._file = str(path), path / FILE
@@ -78,9 +76,7 @@ class ListsDirectory:
         return content_of(self._file)
 
     def covered(self, digest: str) -> set[Covered]:
-        """The documents that the lists cover; none where the lists are unusable or of another
-        selector.
-        """
+        """The documents that the lists cover; none for unusable lists or another selector."""
         try:
             return {*covered_by(self.content(header=True), digest)}
         except _UNUSABLE:
@@ -103,9 +99,7 @@ class FirstStage:
         self._stamp: Hashable = None  # of the lists that were read
 
     def open(self) -> "ListedPassages | None":
-        """The lists with their words, read again if the stored ones changed; None without lists.
-        Raises StoreUnavailable.
-        """
+        """The current lists with their words; None without lists. Raises StoreUnavailable."""
         with self._opening:
             stamp = self._place.stamp
             if stamp == self._stamp or not has_faiss():
