@@ -43,8 +43,7 @@ def occupy_standard_streams() -> None:
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a regular file; return the descriptor. Refuses symbolic links, which may point anywhere;
-    pipes, whose opening may block; and writing a file that has other hard links. Raises
-    InvalidInput, OSError.
+    pipes, which may block; and writing a file with other hard links. Raises InvalidInput, OSError.
     """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)

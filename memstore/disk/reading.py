@@ -146,7 +146,12 @@ class PlacedReader:
         def work() -> None:
             with suppress(IndexError):  # no share is left
                 while True:
-                    ended.put(self._outcome(txn.file, left.popleft(), batch))
+                    share = left.popleft()
+                    try:
+                        self._read_share(txn.file, share, batch)
+                        ended.put(None)
+                    except BaseException as error:
+                        ended.put(error)
 
         # If the system refuses threads, or the pool is closed, fewer threads read. A submitted task
         # may then begin after this call has ended, and finds no share left.
@@ -157,14 +162,6 @@ class PlacedReader:
         for error in [ended.get() for _ in shares]:
             if error is not None:
                 raise error
-
-    def _outcome(self, file: int, placed: Sequence[Placed], batch: Batch) -> BaseException | None:
-        """Read records; return the error if that fails."""
-        try:
-            self._read_share(file, placed, batch)
-        except BaseException as error:
-            return error
-        return None
 
     def _read_share(self, file: int, placed: Sequence[Placed], batch: Batch) -> None:
         """Read records in turn. Raises CorruptBlock."""

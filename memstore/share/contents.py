@@ -123,9 +123,8 @@ def read_contents(objects: Ranges, entry: Entry, data: bytes | memoryview) -> Co
 
 
 def read_parts(objects: Ranges, entry: Entry) -> Iterator[Part]:
-    """The parts of a document: tokens, search data, then records in order of block and layer, read
-    in batches of 8 MB. Checks values; the caller checks records. Raises CorruptMemory,
-    StoreUnavailable.
+    """The parts of a document: tokens, search data, then records by block and layer, read in
+    batches. Checks values; the caller checks records. Raises CorruptMemory, StoreUnavailable.
     """
     contents = read_contents(objects, entry, objects.get_range(*entry.contents.extent))
     batch, size = list[tuple[Value | tuple[int, int], Extent]](), 0
@@ -264,12 +263,14 @@ class DocumentWriter:
         draft = Draft(document, document.memory_layers(head.signature), digests=order.digests)
         try:
             for part in order.checked(parts):
-                if isinstance(part, Record):
-                    self._write_record(draft, part)
-                else:
-                    value = _value(part)
-                    stored = self._append(value.kind, part.value)
-                    draft.values[value] = stored, xxh3_64_intdigest(part.value)
+                if isinstance(part, Tokens):
+                    self._write_value(draft, Value("tokens", 0, part.first), part.value)
+                elif isinstance(part, IndexRun):
+                    self._write_value(draft, Value("landmarks", *part[:2]), part.value)
+                elif not document.of_passages:
+                    draft.records[part.block, part.layer] = self._append("records", part.data)
+                elif (digest := draft.digests[part.block]) not in self.passages:
+                    self.passages[digest] = self._append("records", part.data)
         except CorruptBlock:
             raise
         except ValueError as error:
@@ -281,17 +282,8 @@ class DocumentWriter:
                 draft.records[block, 0] = self.passages[digest]
         return draft
 
-    def _write_record(self, draft: Draft, record: Record) -> None:
-        if not draft.document.of_passages:
-            draft.records[record.block, record.layer] = self._append("records", record.data)
-        elif (digest := draft.digests[record.block]) not in self.passages:
-            self.passages[digest] = self._append("records", record.data)
-
-
-def _value(part: Tokens | IndexRun) -> Value:
-    if isinstance(part, Tokens):
-        return Value("tokens", 0, part.first)
-    return Value("landmarks", part.part, part.first_block)
+    def _write_value(self, draft: Draft, value: Value, data: bytes) -> None:
+        draft.values[value] = self._append(value.kind, data), xxh3_64_intdigest(data)
 
 
 def decompressed(data: bytes, most: int = OBJECT_BYTES) -> bytes:

@@ -164,8 +164,7 @@ class PublishedDatabase:
     @property
     def version(self) -> Version:
         """The version of the current state. Looks for a newer manifest every `refresh` seconds, in
-        the background; after a longer idle time, waits for it for up to two seconds. Raises
-        MemoryClosed.
+        the background; after an idle time, waits for it up to two seconds. Raises MemoryClosed.
         """
         self._check()
         waited = time.monotonic() - self._looked

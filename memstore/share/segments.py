@@ -65,8 +65,7 @@ class SegmentWriter:
     def finish(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Upload the rest, and the contents of all documents; return an entry for each draft.
 
-        The rest shares an object with the contents if it has at most SEGMENT_BYTES. Raises
-        StoreUnavailable.
+        A rest of at most SEGMENT_BYTES shares an object with the contents. Raises StoreUnavailable.
         """
         kinds: list[Kind] = ["records", "landmarks", "tokens"]
         left = [self._open[kind] for kind in kinds if kind in self._open]

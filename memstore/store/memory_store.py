@@ -266,8 +266,7 @@ class MemoryStore(Closing):
         `Retrieval.sampled_queries`; with a selector, the lists of a two-stage search. Return a
         description of what was built.
 
-        top_k: blocks that a search returns. progress: called with (layers done, layers), or
-        (tokens done, tokens).
+        top_k: blocks of a search. progress: called with (done, all) layers, or tokens.
 
         Raises InvalidInput for an index that builds nothing ("packed") or without FAISS,
         CorruptMemory, ReadOnlyMemory, StorageFull.
@@ -330,8 +329,7 @@ class MemoryStore(Closing):
     def document(self, name: str | int) -> Document:
         """One document by name or id. Raises DocumentNotFound, which lists the memory's names.
 
-        An unpublished document is found by its id for some minutes, so that sessions which use it
-        can finish.
+        An unpublished document is found by its id for some minutes, for sessions that use it.
         """
         if isinstance(name, int):
             return self._read(name, lambda txn, row: row)
@@ -421,8 +419,7 @@ class MemoryStore(Closing):
         return document
 
     def forget(self, name: str, *, erase: bool = False) -> Document:
-        """Delete a document's blocks, landmark keys and tokens; no later answer uses them. Return
-        its last row.
+        """Delete a document, so that no later answer uses it. Return its last row.
 
         Until `compact`, the file keeps its size and, on pages not yet reused, bytes of the
         document. erase: also rewrite the file without any byte of it, and remove the index files,

@@ -140,8 +140,7 @@ class PublishedDocument:
 
 
 def import_document(store: MemoryStore, file: Path | str, name: str | None = None) -> Document:
-    """Import an exported document, under `name` if given; the same content under the same name is
-    left unchanged.
+    """Import an exported document, under `name` if given, unless it is there with this content.
 
     Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat, DocumentExists,
     StorageFull, ReadOnlyMemory, MemoryLocked; the memory is then unchanged.

@@ -44,11 +44,9 @@ class DocumentWriter(Closing):
 
     Leaving without `finish` (an error, Ctrl-C) commits the whole chunks that were staged and leaves
     the document "ingesting", to be resumed. Tensors given to add_chunk belong to the writer
-    afterwards: do not write to them. For one thread; other threads may write other documents
-    concurrently.
+    afterwards: do not write to them. For one thread; others may write other documents.
 
-    blocks, tokens, characters (for passages): counts so far, staged ones included; an ingest
-    continues from there.
+    blocks, tokens, characters (for passages): counts so far, with staged ones, to continue from.
     """
 
     def __init__(

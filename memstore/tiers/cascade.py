@@ -78,13 +78,11 @@ class Cascade:
         return self.top.lease(units)
 
     def expect(self, units: Sequence[BlockKey]) -> int:
-        """Prefetch units that will probably be looked up soon; return at once the number of missing
-        ones.
+        """Prefetch units that may be looked up soon; return at once the number of missing ones.
 
         A prediction is a hint. It is dropped if too many wait, if its unit is cached or being read,
         and if reading it fails (the lookup that needs the unit then raises the error). A lookup of
-        a unit that is being prefetched waits for that read instead of repeating it
-        (SlabTier.lease).
+        a unit that is being prefetched waits for that read (SlabTier.lease).
         """
         absent = [unit for unit in units if not self.top.holds(unit)]
         with self._lock:

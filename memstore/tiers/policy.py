@@ -20,10 +20,7 @@ Queue: TypeAlias = "OrderedDict[BlockKey, None]"
 
 
 def _oldest(units: Iterable[BlockKey], blocked: Blocked) -> BlockKey | None:
-    for unit in units:
-        if not blocked(unit):
-            return unit
-    return None
+    return next((unit for unit in units if not blocked(unit)), None)
 
 
 class LRU:
@@ -43,8 +40,7 @@ class LRU:
             self._order.move_to_end(unit)
 
     def insert(self, unit: BlockKey, *, full: bool, blocked: Blocked) -> BlockKey | None:
-        """A lookup missed this unit, and it is cached from now on; return the unit evicted for it,
-        None with full=False.
+        """Cache a unit that a lookup missed; return the unit evicted for it, None if not full.
 
         full: no slot is free, so one cached unit that is not `blocked` is evicted; the caller
         guarantees that there is one. A tier may be full with fewer than `capacity` units.
@@ -72,8 +68,7 @@ class LRU:
 
 
 class ARC:
-    """Adaptive replacement cache (Megiddo & Modha, FAST 2003, figure 4): balances recency and
-    frequency by itself.
+    """ARC (Megiddo & Modha, FAST 2003, figure 4), which balances recency and frequency by itself.
 
     T1 holds units seen once recently, T2 units seen more often, each in order of use; B1 and B2
     remember what was evicted from them. A lookup of a unit in B1 or B2 moves p, the share of T1, up

@@ -29,12 +29,10 @@ class SlabTier:
     """Slots for units; missing units are read from below.
 
     slab, k, v, lengths: of Slots, as many as the budget allows. Safe for several threads. The
-    number of slots of a unit is known after it was read: until then it has as many as the longest
-    unit needs.
+    slots of a unit are counted after it was read; until then it has those of the longest unit.
 
     On a device, any thread may refill a slot as soon as its lease is released. The copy waits for
-    earlier work on the filling thread's current stream, so every thread must read slots on the
-    device's default stream.
+    earlier work on that thread's current stream, so all must read on the default stream.
     """
 
     patience = 60.0  # seconds that a lookup waits for slots which other threads use
@@ -49,8 +47,7 @@ class SlabTier:
         policy: str = "lru",
         device: torch.device | str = "cpu",
     ) -> None:
-        """source: what misses are read from. policy: see memstore.tiers.policy. device: where the
-        slots are.
+        """source: what misses are read from. policy: see memstore.tiers.policy. device: of slots.
 
         Raises BudgetExceeded if not even one unit fits or the machine refuses the memory,
         InvalidConfig.
@@ -88,12 +85,10 @@ class SlabTier:
         self._pid = os.getpid()
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
-        """Slots that hold these units until the lease is released; missing units are read from
-        below. Repeats are allowed.
+        """Slots that hold these units, which may repeat, for a lease; missing ones are read first.
 
         If prefetches or other threads' leases leave too little room, the call waits for them to
-        end, for other threads' leases only if this thread has none: so no two threads wait for each
-        other.
+        end; for other threads' leases only if this thread has none, so that none wait in a circle.
 
         Raises BudgetExceeded if the units do not fit in addition to pinned and leased ones (its
         `fits` is how many would); and what the source raises: CorruptBlock, DocumentNotFound.
@@ -155,8 +150,7 @@ class SlabTier:
         return lease
 
     def prefetch(self, units: Iterable[BlockKey]) -> int:
-        """Read units that will probably be looked up into slots that are not needed now; return the
-        number of units read.
+        """Read units that may be looked up into slots that are not needed; return their number.
 
         Units that are cached or being read, and units without room, are skipped: a prefetch never
         exceeds the budget. Raises what the source raises, and then none of them is cached.
@@ -240,8 +234,7 @@ class SlabTier:
         v: Tensor,
         lengths: Sequence[int] | None = None,
     ) -> list[BlockKey]:
-        """Hold blocks first_block .. of a document as pinned units, in one copy; return the units,
-        block by block.
+        """Pin blocks first_block .. of a document, in one copy; return their units, by block.
 
         k, v: [n, Hkv, block_size, D]. lengths: valid content tokens of each block (None: all blocks
         are full). The units must be new. Raises BudgetExceeded (and holds none of them) if they do
@@ -342,8 +335,7 @@ class SlabTier:
     def _wait_for_room(
         self, needed: int, room: int, cached: int, thread: int, until: float
     ) -> bool:
-        """Wait for an event that may make room; False if waiting cannot help, or has lasted too
-        long.
+        """Wait for an event that may make room; False if waiting cannot help, or is over.
 
         needed, room: slots; cached: slots of cached units that are needed, too.
         """
@@ -389,8 +381,7 @@ class SlabTier:
         self, missing: dict[BlockKey, Held], held: Sequence[int], thread: int | None = None
     ) -> list[str]:
         """Read units from below into their slots, outside the lock; return the tier that had each.
-        After an error nothing of this lease remains. Unneeded slots are freed, and `missing` gets
-        the remaining ones.
+        After an error nothing remains. Unneeded slots are freed; `missing` gets the others.
 
         thread: the owner of the lease; None for a prefetch, which has a lease only while it reads.
         A unit that is dropped while it is read is not cached, but a lease on it stays valid.

@@ -55,8 +55,7 @@ class Slots:
 
     slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
     [S, slot_size, head_dim]; lengths: int64 [S], valid content tokens in a slot; lengths_here: a
-    copy in main memory, so that leases need not wait for the device. Slots that never held a unit
-    take no main memory.
+    copy in main memory, where leases need not wait for the device. Unused slots take no memory.
     """
 
     def __init__(self, count: int, shape: UnitShape, device: torch.device = _CPU) -> None:
@@ -316,8 +315,7 @@ class LowestTier(Source, Protocol):
 
 @dataclass
 class Lease:
-    """Slots that hold the requested units and are not evicted until `release` (or the end of the
-    `with` block).
+    """Slots that hold the requested units until `release` (or the end of the `with` block).
 
     of_units: the slots of each requested unit, in the order of the request.
     tier: the name of the tier that owns the slots.
@@ -357,8 +355,7 @@ class Lease:
 
     def tokens(self) -> tuple[Tensor, Tensor, Tensor]:
         """The T valid content tokens of all units, unit by unit: rows [R, head_dim], a view of the
-        slab, and the numbers of those that are keys and values, int64 [T] each. All are on the
-        slab's device.
+        slab, and the numbers of its keys and of its values, int64 [T]. All on the slab's device.
         """
         size, dim = self.slab.shape[2:]
         lengths = self.slot_lengths[self.slots]

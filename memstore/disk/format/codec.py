@@ -26,8 +26,7 @@ Payload = bytes | memoryview
 class Raw:
     """The raw bits, unchanged.
 
-    A codec gets a head's K and V, without padding, and the name of the KV dtype. Encoding and
-    decoding are deterministic.
+    A codec gets a head's K and V, without padding, and the KV dtype's name. It is deterministic.
     """
 
     name = "raw"

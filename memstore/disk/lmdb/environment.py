@@ -181,8 +181,7 @@ class Environment:
 
 def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]], old: Path) -> None:
     """Write entries of the `old` file, in the order of their keys, into an empty file, which the
-    caller syncs. LMDB's own compaction would copy whole pages with deleted bytes. Raises
-    lmdb.Error.
+    caller syncs. LMDB's compaction would copy pages with deleted bytes. Raises lmdb.Error.
     """
     size = 0
     with _open_lmdb(file, old, subdir=False, lock=False, sync=False) as environment:

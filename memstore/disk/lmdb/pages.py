@@ -150,8 +150,7 @@ class Tree(NamedTuple):
         return list(map(found.get, keys))
 
     def walk(self, *, numbers: bool = False) -> Iterator[Entry]:
-        """Every entry in the order of the keys. numbers: keys are little-endian, as in the list of
-        free pages.
+        """Every entry in the order of keys. numbers: keys are little-endian, as in the free list.
 
         Raises ValueError for a damaged key page or a damaged header of an overflow value; OSError.
         """

@@ -197,7 +197,7 @@ class Transaction:
         self.inner.delete(TABLES[table] + key)
         return size
 
-    def delete_range(self, table: str, start: bytes, end: bytes | None) -> None:
+    def delete_range(self, table: str, start: bytes, end: bytes) -> None:
         """Delete the values from key `start` to `end` (exclusive)."""
         start, end = _within(table, start, end)
         with self.inner.cursor() as cursor:
@@ -293,13 +293,8 @@ def read_commit_record(record: bytes) -> int | None:
 
 # Keys
 
-_U64, _BLOCK, _RUN, _TOKENS = (
-    struct.Struct(">Q"),
-    struct.Struct(">QIH"),
-    struct.Struct(">QHI"),
-    struct.Struct(">QQ"),
-)
-Range = tuple[bytes, bytes | None]  # first key, and end key (exclusive; None: the table's end)
+_U64, _BLOCK, _RUN, _TOKENS = (struct.Struct(form) for form in (">Q", ">QIH", ">QHI", ">QQ"))
+Range = tuple[bytes, bytes]  # first key, and end key (exclusive)
 
 
 def number_key(number: int) -> bytes:

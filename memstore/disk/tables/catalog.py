@@ -59,8 +59,7 @@ class Description(msgspec.Struct):
 
 class Changes(NamedTuple):
     """Log of the latest changes of documents' rows, written in the same transactions. With it a
-    process reads only the rows that changed since its last look; if it is damaged or missing, all
-    rows.
+    process reads only rows that changed since its last look; all rows if it is damaged or missing.
     """
 
     series: bytes  # 8 random bytes, drawn again when counting restarts
@@ -135,8 +134,7 @@ class Catalog:
         codec: str = "zstd",
         selector: IndexSpec | None = None,
     ) -> "Catalog":
-        """Make a new memory in `path` (a directory that is absent or empty) and open it for
-        writing.
+        """Make a memory in `path` (an absent or empty directory), and open it for writing.
 
         selector: the data that a selector searches; None for landmark keys of the model's own
         layers. A kill at any point leaves a whole memory or none, and creating can be tried again.

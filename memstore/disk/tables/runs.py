@@ -314,8 +314,7 @@ class RunTable:
         None if some are missing or do not match their digest.
 
         All int64 [n]: run_blocks: number of blocks in the run of each block; before: tokens before
-        the block in that run; lengths: tokens of the block; digests (uint64): XXH3-64 of its
-        landmarks.
+        it in that run; lengths: tokens of the block; digests (uint64): XXH3-64 of its landmarks.
         """
         assert self.spec is not None
         part, each, width = self.part("token"), RUN_BLOCKS["token"], self.spec.width

@@ -145,8 +145,7 @@ class FirstStage:
 
     def build(self, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """Build and store lists over all documents but those that change concurrently; return a
-        description, empty where lists are impossible or would not save time. progress: called
-        with (tokens done, tokens).
+        description, empty where lists cannot save time. progress: takes (tokens done, tokens).
 
         Raises CorruptMemory, InvalidInput (FAISS is missing), StorageFull, ReadOnlyMemory,
         StoreUnavailable.

@@ -186,8 +186,7 @@ class Retrieval:
     def follow(
         self, txn: Transaction, changed: Mapping[int, Document | None], but: Collection[int]
     ) -> None:
-        """Load the landmark keys of `changed` rows that are ready, and drop those of the others
-        (None: a deleted document).
+        """Load landmark keys of `changed` rows that are ready; drop the others' (None: deleted).
 
         Documents in `but` are being written by this process and are skipped; an unpublished
         document that sessions still use stays. Raises CorruptMemory.
@@ -321,8 +320,7 @@ def _lists_of(catalog: Catalog) -> ListsDirectory:
 
 
 class SessionDocument(Closing):
-    """A session's own blocks: pinned in the host tier and searchable until closed. A context
-    manager.
+    """A session's own blocks, pinned and searchable until it is closed. A context manager.
 
     document: the negative number to lease and search them by.
     """
