@@ -18,6 +18,7 @@ from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Block, Count, Layer, unpack
+from memstore.disk.format.codec import decompressed
 from memstore.disk.format.document import Document
 from memstore.disk.tables.texts import DIGEST_BYTES, Digest
 from memstore.errors import CorruptBlock, CorruptMemory, InvalidInput, MemstoreError
@@ -95,7 +96,7 @@ class Contents:
     @classmethod
     def decode(cls, data: bytes | memoryview, row: Document, where: str) -> "Contents":
         """The contents of a document, decoded; where: the object of `data`. Raises ValueError."""
-        stored = unpack(decompressed(bytes(data)), _Stored)
+        stored = unpack(decompressed(data, OBJECT_BYTES), _Stored)
         layers, names = stored.layers, [name or where for name in stored.names]
         if not layers or layers != sorted(set(layers)):
             raise ValueError("its layers are not in order")
@@ -284,13 +285,3 @@ class DocumentWriter:
 
     def _write_value(self, draft: Draft, value: Value, data: bytes) -> None:
         draft.values[value] = self._append(value.kind, data), xxh3_64_intdigest(data)
-
-
-def decompressed(data: bytes, most: int = OBJECT_BYTES) -> bytes:
-    """Decompress zstd. Raises ValueError, also for more than `most` bytes."""
-    try:
-        if not 0 <= zstandard.frame_content_size(data) <= most:
-            raise ValueError("it is too large")
-        return zstandard.ZstdDecompressor().decompress(data, max_output_size=most)
-    except zstandard.ZstdError as error:
-        raise ValueError(str(error)) from error

@@ -25,6 +25,7 @@ from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Amount, Count, unpack
+from memstore.disk.format.codec import decompressed
 from memstore.disk.format.document import Document
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.runs import IndexSpec
@@ -38,7 +39,7 @@ from memstore.errors import (
     StaleMemory,
     WrongModel,
 )
-from memstore.share.contents import Entry, Name, Place, decompressed
+from memstore.share.contents import Entry, Name, Place
 from memstore.share.object_store import ObjectStore
 from memstore.share.ranges import OBJECT_BYTES
 
@@ -158,7 +159,7 @@ def _open_packed(magic: bytes, data: bytes | memoryview, what: str) -> _Manifest
             f"{what} was made by an older version; ingest the documents again (memstore ingest), "
             "and export them again, or publish them to another prefix"
         )
-    return unpack(decompressed(data[_HEAD.size : -_DIGEST.size]), _Manifest)
+    return unpack(decompressed(data[_HEAD.size : -_DIGEST.size], OBJECT_BYTES), _Manifest)
 
 
 # Manifests of an object store

@@ -204,7 +204,10 @@ class SharedSource:
     def _locate(self, keys: Sequence[RecordKey]) -> list[Extent | MemstoreError]:
         """The places of records in the object store. Raises DocumentNotFound, MissingBlock."""
         state, url = self._database.state, self._database.path
-        at = [self._place(key) for key in keys]
+        at = [
+            key[:2] if key.document < _FIRST_PASSAGE else self.passage(key.document)[1:]
+            for key in keys
+        ]
         entries = {document: state.entry(document) for document, _ in at}
         there = {document: entry for document, entry in entries.items() if entry is not None}
         if gone := entries.keys() - there.keys():
@@ -221,13 +224,6 @@ class SharedSource:
             large = extent.length > self._most
             places.append(CorruptBlock(f"{key} has {extent.length:,} bytes") if large else extent)
         return places
-
-    def _place(self, key: RecordKey) -> tuple[int, int]:
-        """The document and block of a record. Raises DocumentNotFound."""
-        if key.document < _FIRST_PASSAGE:
-            return key.document, key.block
-        _, document, block = self.passage(key.document)
-        return document, block
 
     def _count(
         self,

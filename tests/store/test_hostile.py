@@ -16,6 +16,7 @@ import msgpack
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
@@ -26,7 +27,6 @@ from memstore.disk.format.document import Document
 from memstore.disk.lmdb.transaction import number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput, MemstoreError
-from memstore.share.contents import decompressed
 from memstore.share.document_file import DocumentFile, _trailer, write_document
 from memstore.share.document_parts import Head, Part, PartOrder, Record, Tokens
 from memstore.share.manifest import pack
@@ -120,7 +120,7 @@ def with_footer(file: Path, change: Callable[[Any], Any], out: Path) -> Path:
     """Write an export with a changed footer, with right checksums."""
     data = file.read_bytes()
     size = int.from_bytes(data[-24:-16], "little")
-    footer = msgpack.unpackb(decompressed(data[-24 - size : -24][16:-8]))
+    footer = msgpack.unpackb(zstandard.decompress(data[-24 - size : -24][16:-8]))
     packed = pack(b"mRfooter", change(footer))
     out.write_bytes(data[: -24 - size] + packed + _trailer(len(packed)))
     return out

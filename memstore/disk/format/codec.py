@@ -57,9 +57,6 @@ class Zstd:
     lossless = True
     _LEVEL = 1
 
-    def __init__(self) -> None:
-        self._local = threading.local()  # a decompressor is not thread-safe
-
     def encode(self, units: np.ndarray, dtype: str) -> list[bytes]:
         compressor = zstandard.ZstdCompressor(level=self._LEVEL)
         count = len(units)
@@ -73,7 +70,7 @@ class Zstd:
         self, payload: Payload, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
         k, v = content_of(k, v, length)
-        data = self._decompress(payload, 2 * k.nbytes)
+        data = decompressed(payload, 2 * k.nbytes)
         check_size(data, 2 * k.nbytes)
         # [itemsize, K and V, length * head_dim]
         planes = np.frombuffer(data, dtype=np.uint8).reshape(k.itemsize, 2, k.size)
@@ -82,20 +79,24 @@ class Zstd:
             for place, plane in enumerate(planes[:, half]):
                 values[:, place] = plane
 
-    def _decompress(self, payload: Payload, most: int) -> bytes:
-        """Raises ValueError unless the payload is one frame of at most `most` bytes."""
-        decompressor = getattr(self._local, "decompressor", None)
-        if decompressor is None:
-            decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
-        try:
-            # zstandard allocates the declared size, whatever the limit
-            declared = zstandard.frame_content_size(payload)
-            if declared > most:
-                raise ValueError(f"{declared} bytes are declared, of {most} at most")
-            data: bytes = decompressor.decompress(payload, max_output_size=most)
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
-        return data
+
+_local = threading.local()  # a decompressor is not thread-safe
+
+
+def decompressed(frame: Payload, most: int) -> bytes:
+    """The content of one zstd frame. Raises ValueError, also above `most` bytes."""
+    decompressor = getattr(_local, "decompressor", None)
+    if decompressor is None:
+        decompressor = _local.decompressor = zstandard.ZstdDecompressor()
+    try:
+        # zstandard allocates the declared size, whatever the limit
+        declared = zstandard.frame_content_size(frame)
+        if not 0 <= declared <= most:
+            raise ValueError(f"{declared} bytes are declared, of {most} at most")
+        data: bytes = decompressor.decompress(frame, max_output_size=most)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+    return data
 
 
 def rows_of(data: np.ndarray) -> list[memoryview]:
