@@ -84,9 +84,7 @@ class Batch:
         return [self._bytes[start : start + size] for start in starts]
 
     def fill(self, record: Wanted, data: memoryview) -> None:
-        """Check and decode the wanted heads of a record into their slots; `data` needs only the
-        header and these heads. Raises CorruptBlock.
-        """
+        """Decode a record's wanted heads; `data` may lack other heads. Raises CorruptBlock."""
         _, key, write, places = record
         header = self._table.header(data, key, write)
         for place in places:

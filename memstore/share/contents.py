@@ -213,9 +213,7 @@ class Draft:
     records: dict[tuple[int, int], Stored] = field(default_factory=dict)  # by block and layer
 
     def encode(self) -> bytes:
-        """The stored form of the contents; all other objects must have names. Raises InvalidInput
-        for a size that readers would refuse.
-        """
+        """The stored contents, once other objects have names. Raises InvalidInput if too large."""
         names: dict[str, int] = {}
         records = np.zeros((3, self.document.blocks, len(self.layers)), "<i8")
         for (block, layer), (segment, offset, length) in self.records.items():

@@ -101,9 +101,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, what: str, magic: bytes = MAGIC) -> "Manifest":
-        """The manifest in the bytes of an object. what: the object's name, for messages. Raises
-        CorruptMemory, NewerFormat, OlderFormat.
-        """
+        """The manifest of an object `what`. Raises CorruptMemory, NewerFormat, OlderFormat."""
         try:
             held = _open_packed(magic, data, what)
             documents = [Entry(_row(one[0]), *one[1:]) for one in held.documents]

@@ -111,9 +111,7 @@ class PublishedCatalog(Catalog):
 
 
 def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
-    """The tables of the publication at a URL. Raises InvalidInput, MemoryNotFound,
-    CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
-    """
+    """The tables of the publication at a URL. Raises as PublishedDatabase, InvalidInput."""
     deadline = options.get("deadline") or DEADLINE
     path, server = options.get("local_cache"), options.get("valkey")
     budget = options.get("local_budget") or LOCAL_BUDGET

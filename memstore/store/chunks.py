@@ -266,9 +266,7 @@ class Commits:
         self._keep = keep
 
     def delete_empty(self) -> None:
-        """Delete the document's row if no content was stored because the disk is full; otherwise it
-        would look like an interrupted ingest.
-        """
+        """Delete the row of a document without content, which would look like a begun ingest."""
 
         def work(txn: Transaction) -> None:
             # read the row again: a commit that failed at its end may be stored

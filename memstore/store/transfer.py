@@ -103,9 +103,7 @@ class PublishedDocument:
 
     @classmethod
     def at(cls, url: str, name: str) -> "PublishedDocument":
-        """The document of this name in the newest manifest at a URL. Raises DocumentNotFound,
-        MemoryNotFound, StoreUnavailable, CorruptMemory.
-        """
+        """As `named`, in the newest manifest at a URL. Raises as read_newest, DocumentNotFound."""
         objects = open_object_store(url)
         return cls.named(objects, read_newest(objects), name)
 

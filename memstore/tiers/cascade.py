@@ -43,9 +43,7 @@ class Cascade:
         computes: bool = False,
         **options: Unpack[TierOptions],
     ) -> None:
-        """computes: whether sessions compute units that no tier has. options: checked. Raises
-        BudgetExceeded, InvalidConfig.
-        """
+        """computes: do sessions compute missing units. Raises BudgetExceeded, InvalidConfig."""
         policy = options.get("policy", DEFAULT_POLICY)
         self.disk = disk
         budget = options.get("host_budget", HOST_BUDGET)
@@ -108,9 +106,7 @@ class Cascade:
     # Units of sessions
 
     def count_computed(self, size: int, seconds: float) -> None:
-        """Count a unit of `size` bytes that a session computed in `seconds`, as a hit of the tier
-        "computed", below all others.
-        """
+        """Count a unit of `size` bytes that a session computed, as a hit of the tier "computed"."""
         self._computed.count(hits=1, bytes=size, seconds=seconds)
 
     def drop(self, units: Sequence[BlockKey]) -> None:

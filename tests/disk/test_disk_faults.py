@@ -99,17 +99,8 @@ def test_io_error_of_a_page_of_keys_is_an_error(memory, monkeypatch):
     check_right(disk)
 
 
-def test_threads_share_a_batch(memory, monkeypatch):
-    _, disk = memory
-    monkeypatch.setattr(reading, "_SHARE_BYTES", 1)
-    monkeypatch.setattr(reading, "_LARGE", 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
-    for _ in range(20):
-        check_right(disk)
-
-
-@pytest.mark.parametrize("started", [0, 1])
-def test_a_batch_is_read_without_threads_when_none_can_be_started(memory, monkeypatch, started):
+@pytest.mark.parametrize("started", [0, 1, 3])
+def test_threads_share_a_batch_as_far_as_they_can_be_started(memory, monkeypatch, started):
     _, disk = memory
     monkeypatch.setattr(reading, "_SHARE_BYTES", 1)
     monkeypatch.setattr(reading, "_LARGE", 1)
@@ -124,7 +115,7 @@ def test_a_batch_is_read_without_threads_when_none_can_be_started(memory, monkey
     monkeypatch.setattr(threading.Thread, "start", start)
     for _ in range(20):
         check_right(disk)
-    assert next(starts) > started
+    assert next(starts) >= min(started + 1, 3)
 
 
 def test_file_that_ends_within_a_record_is_an_error(memory, monkeypatch):

@@ -12,7 +12,6 @@ import torch
 
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.transaction import number_key
-from memstore.disk.tables.catalog import Catalog
 from memstore.errors import MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document
@@ -42,21 +41,24 @@ def store(tmp_path: Path):
         yield store
 
 
-def catalog_of(store: MemoryStore) -> Catalog:
-    return store._catalog
-
-
 def told(store: MemoryStore) -> dict[bytes, int]:
     """References of every passage, by digest."""
-    catalog = catalog_of(store)
+    catalog = store._catalog
     with catalog.database.read() as txn:
         return {row.digest: row.references for row in catalog.passages.all(txn)}
 
 
 def records(store: MemoryStore) -> int:
-    catalog = catalog_of(store)
-    with catalog.database.read() as txn:
+    with store._catalog.database.read() as txn:
         return sum(1 for _ in txn.scan("blocks"))
+
+
+def ingest_text(store: MemoryStore, name: str, count: int) -> Document:
+    """A document of passages without keys and values."""
+    kept = {"landmarks": landmarks(1, 0, count), "words": words(1, 0, count)}
+    with store.write_document(name, source_hash="1:", settings=SETTINGS) as writer:
+        writer.add_passages(passages(1, 0, count), [], given=[], **kept)
+        return writer.finish()
 
 
 def test_the_same_text_under_another_name_is_stored_once(store) -> None:
@@ -90,10 +92,7 @@ def test_passages_forgotten_during_a_write_are_computed_by_questions(store) -> N
 
 
 def test_passages_can_be_stored_as_text_alone(store) -> None:
-    kept = {"landmarks": landmarks(1, 0, 2), "words": words(1, 0, 2)}
-    with store.write_document("a", source_hash="a", settings=SETTINGS) as writer:
-        writer.add_passages(passages(1, 0, 2), [], given=[], **kept)
-        document = writer.finish()
+    document = ingest_text(store, "a", 2)
     assert store.retrieval.stored_at([(document.id, 0)]) == [None] and not records(store)
     check_content(store, ingest(store, "b", 2), 1)
     check_content(store, store.document("a"), 1)
@@ -120,7 +119,7 @@ def test_an_import_shares_passages_that_are_stored_already(store, tmp_path) -> N
 
 
 def change_row(store: MemoryStore, **what: int) -> None:
-    catalog = catalog_of(store)
+    catalog = store._catalog
 
     def work(txn) -> None:
         row = next(catalog.passages.all(txn))._replace(**what)
@@ -151,7 +150,7 @@ def test_a_repair_mends_the_tables_of_passages_and_drops_no_document(store, lost
     references goes.
     """
     document = ingest(store, "a", COUNT)
-    catalog = catalog_of(store)
+    catalog = store._catalog
 
     def work(txn) -> None:
         first = next(catalog.passages.all(txn))
@@ -287,14 +286,6 @@ def test_processes_that_write_read_and_forget_the_same_passages_harm_no_document
 
 
 # Computed passages
-
-
-def ingest_text(store: MemoryStore, name: str, count: int) -> Document:
-    """A document of passages without keys and values."""
-    kept = {"landmarks": landmarks(1, 0, count), "words": words(1, 0, count)}
-    with store.write_document(name, source_hash="1:", settings=SETTINGS) as writer:
-        writer.add_passages(passages(1, 0, count), [], given=[], **kept)
-        return writer.finish()
 
 
 def test_a_computed_passage_of_a_forgotten_document_is_not_cached(tmp_path) -> None:

@@ -148,9 +148,7 @@ class Environment:
             os.close(file)
 
     def reopen(self) -> None:
-        """Reopen LMDB's environment after a failure that made it unusable, or for a new file.
-        Called with the gate closed to others.
-        """
+        """Reopen LMDB after a failure, or for a new file; the gate is closed to others."""
         self.close()
         self._open()
 

@@ -66,9 +66,7 @@ class BlockTable:
     """
 
     def __init__(self, signature: Signature, codec: str) -> None:
-        """codec: for new records; each record names its codec, so a memory may have records of
-        several. Raises InvalidConfig.
-        """
+        """codec: of new records; each record names its own. Raises InvalidConfig."""
         self.geometry, self.signature = signature.geometry, signature.digest
         self.codec = get_codec(codec).name
         heads = self.geometry.num_kv_heads
