@@ -40,7 +40,7 @@ def recorded(tiers: Cascade, path: Path) -> Iterator[None]:
         return keep
 
     with (
-        patch.object(tiers, "lease", kept(_LOOKUP, tiers.lease)),
+        patch.object(tiers.top, "lease", kept(_LOOKUP, tiers.top.lease)),
         patch.object(tiers, "expect", kept(_PREDICTION, tiers.expect)),
     ):
         yield

@@ -257,7 +257,7 @@ class MemoryStore(Closing):
         BudgetExceeded (its `fits`: how many distinct units would fit), DocumentNotFound,
         CorruptBlock.
         """
-        return self.retrieval.tiers.lease(units)
+        return self.retrieval.tiers.top.lease(units)
 
     def build_index(
         self, top_k: int = 4, progress: Callable[[int, int], None] | None = None

@@ -14,15 +14,7 @@ from memstore.errors import CorruptBlock, CorruptMemory, DocumentNotFound, Inval
 from memstore.paths import expanded
 from memstore.share.contents import Entry, read_parts
 from memstore.share.document_file import DocumentFile, check_target, write_document
-from memstore.share.document_parts import (
-    Head,
-    IndexRun,
-    Part,
-    Record,
-    Tokens,
-    stored_parts,
-    usable_parts,
-)
+from memstore.share.document_parts import Head, IndexRun, Part, Tokens, stored_parts, usable_parts
 from memstore.share.manifest import Manifest, read_newest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
@@ -231,7 +223,7 @@ def _store_document(
 
 
 def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[Part]) -> None:
-    number = document.id
+    number, records = document.id, dict[int, bytes]()  # of passages, by block
     for part in batch:
         if isinstance(part, Tokens):
             catalog.texts.put_part(txn, number, part.first, part.value)
@@ -243,18 +235,10 @@ def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[P
             catalog.runs.put_value(txn, number, *part)
         elif not document.of_passages:
             catalog.blocks.put(txn, RecordKey(number, part.block, part.layer), part.data)
-    if document.of_passages:
-        _store_passages(txn, catalog, document, [one for one in batch if isinstance(one, Record)])
-
-
-def _store_passages(
-    txn: Transaction, catalog: Catalog, document: Document, records: list[Record]
-) -> None:
-    """Store the records of passages that have none yet."""
-    if not records:
-        return
-    data = {record.block: record.data for record in records}
-    for block, digest in catalog.digests_of(txn, document, min(data), max(data) + 1):
-        row = catalog.passages.find(txn, digest) if block in data else None
-        if row is not None and not row.bytes:
-            catalog.passages.store(txn, row, data[block])
+        else:
+            records[part.block] = part.data
+    if records:
+        for block, digest in catalog.digests_of(txn, document, min(records), max(records) + 1):
+            row = catalog.passages.find(txn, digest) if block in records else None
+            if row is not None and not row.bytes:  # the passage has no record yet
+                catalog.passages.store(txn, row, records[block])

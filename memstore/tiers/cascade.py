@@ -25,7 +25,7 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.tiers.policy import DEFAULT_POLICY, HOST_BUDGET, Predictor, TierOptions
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slots import Held, Lease, LowestTier, TierCounter, UnitShape
+from memstore.tiers.slots import Held, LowestTier, TierCounter, UnitShape
 
 _WORKERS = 2  # threads that prefetch
 _AT_ONCE = 32  # units that a worker reads at once
@@ -70,10 +70,6 @@ class Cascade:
         self.disk.close()
 
     # Reading
-
-    def lease(self, units: Sequence[BlockKey]) -> Lease:
-        """Lease slots of the top tier that hold these units: see SlabTier.lease."""
-        return self.top.lease(units)
 
     def expect(self, units: Sequence[BlockKey]) -> int:
         """Prefetch units that may be looked up soon; return at once the number of missing ones.

@@ -4,12 +4,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from typing import ClassVar
 
 import torch
 
 from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound
+from memstore.share.parallel import begin
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slots import Held, LowestTier, TierCounter, UnitShape
 
@@ -128,27 +130,12 @@ class Aside:
     """A call in a thread of its own, whose end or error the test waits for."""
 
     def __init__(self, call: Callable[..., object], *arguments: object) -> None:
-        self.result: object = None
-        self.error: BaseException | None = None
-        self._call, self._arguments = call, arguments
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._call(*self._arguments)
-        except BaseException as error:
-            self.error = error
+        (self._future,) = begin(lambda _: call(*arguments), [None])
 
     def is_waiting(self, seconds: float = 0.05) -> bool:
         """Is it still under way after a moment?"""
-        self._thread.join(seconds)
-        return self._thread.is_alive()
+        return bool(wait([self._future], seconds).not_done)
 
     def end(self) -> object:
-        """Its result, or its error."""
-        self._thread.join(SECONDS)
-        assert not self._thread.is_alive(), "it waits forever"
-        if self.error is not None:
-            raise self.error
-        return self.result
+        """Its result, or its error; TimeoutError if it waits forever."""
+        return self._future.result(SECONDS)

@@ -130,7 +130,7 @@ def test_replayed_lookups_have_the_hits_and_misses_of_a_tier(
                 for _ in range(chance.randint(1, min(capacity, 12)))
             }
             lookups.append([unit(number, layer=step % 2) for number in some])
-            tiers.lease(lookups[-1]).release()
+            tiers.top.lease(lookups[-1]).release()
         tiers.close()
         stats, result = tiers.top.stats(), replay(lookups, capacity, policy)
         assert (stats.hits, stats.misses) == (result.hits, result.misses)
