@@ -31,7 +31,7 @@ _TRAILER = struct.Struct("<QQ8s")  # bytes of the footer, checksum, magic
 
 
 def check_target(file: Path) -> None:
-    """Refuse a target in a memory, and a file that is no export. Raises InvalidInput."""
+    """Refuse a target in a memory, and a file that holds no export. Raises InvalidInput."""
     check_outside_memories(file)
     if not os.path.lexists(file):
         return

@@ -154,9 +154,7 @@ class SharedSource:
             return number
 
     def passage(self, number: int) -> tuple[Digest, int, int]:
-        """The digest of a passage, and the document and block that last named it. Raises
-        DocumentNotFound for a number that was dropped.
-        """
+        """A passage's digest, and its last document and block. Raises DocumentNotFound."""
         known = self._known.get(number)
         if known is None:
             raise DocumentNotFound(f"passage {number} is no longer known; ask again")

@@ -309,9 +309,7 @@ class Commits:
         )
 
     def _refer(self, txn: Transaction, chunk: Chunk) -> int:
-        """Count references to a chunk's passages, and store the records of passages that have none;
-        return the bytes of all their records.
-        """
+        """Count references to passages, store new records; return the bytes of all records."""
         passages, size = self._catalog.passages, 0
         rows = self._catalog.refer(txn, self.row, chunk.first_block, chunk.digests)
         for number, row in enumerate(rows):

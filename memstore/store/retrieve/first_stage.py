@@ -237,9 +237,7 @@ class ListedPassages:
         beside: WordsBeside | None,
         around: tuple[int, int] | None,
     ) -> "Shortlist | None":
-        """See Retrieval.shortlist; None where the lists cover too few tokens to save time. Raises
-        what a search of words raises.
-        """
+        """See Retrieval.shortlist; None if lists cover too little. Raises as a search of words."""
         with self._lock:
             within: _Scope = self._scopes.get(scope, lambda: self._look(scope))
         if within.tokens < PAYING:
