@@ -168,7 +168,7 @@ class MemoryStore(Closing):
             self._closed = True
             try:
                 if self._retrieval is not None:
-                    self._retrieval.close()
+                    self._retrieval.tiers.close()
             finally:
                 self._catalog.close()
                 self._removed()
@@ -505,7 +505,7 @@ class MemoryStore(Closing):
                 try:
                     self.committed.attach(opened)
                 except BaseException:
-                    opened.close()
+                    opened.tiers.close()
                     raise
                 self._retrieval = opened
             return self._retrieval

@@ -39,7 +39,8 @@ def export_document(store: MemoryStore, name: str, file: Path | str) -> int:
     check_target(file)
     (document,) = store.ready([name])
     if is_url(store.place):
-        return PublishedDocument.at(store.place, name).export(file)
+        published = PublishedDocument.at(store.place, name)
+        return write_document(published.head, published.parts(), file)
     catalog = store.committed.catalog
     head = Head(catalog.signature.public, document, catalog.index_spec)
     return write_document(head, stored_parts(catalog, document), file)
@@ -118,12 +119,6 @@ class PublishedDocument:
                 f"document {self._entry.row.name!r} at {self._objects.url} is damaged "
                 f"({getattr(error, 'reason', error)}); publish it again with --check"
             ) from error
-
-    def export(self, file: Path) -> int:
-        """Write it to a new file, as `export_document` does; return its bytes. Raises
-        CorruptMemory, StoreUnavailable, InvalidInput (the file), StorageFull.
-        """
-        return write_document(self.head, self.parts(), file)
 
 
 # Into a memory

@@ -23,6 +23,7 @@ from memstore.disk.format.document import Document
 from memstore.errors import CorruptMemory, InvalidInput, MemstoreError, NewerFormat, OlderFormat
 from memstore.share import manifest as packed
 from memstore.share.contents import Contents
+from memstore.share.document_file import write_document
 from memstore.share.manifest import MAGIC, manifest_name, read_manifest, read_newest
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import PublishedDocument, export_document, publish_memory
@@ -51,7 +52,8 @@ class Publication:
     def read(self, name: str) -> bytes:
         """Reads a published document from the objects that are there now."""
         file = self.folder / "out"
-        PublishedDocument.named(self.place, read_manifest(self.place, 1), name).export(file)
+        found = PublishedDocument.named(self.place, read_manifest(self.place, 1), name)
+        write_document(found.head, found.parts(), file)
         return file.read_bytes()
 
     def restore(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import StoreUnavailable
+from memstore.share.document_file import write_document
 from memstore.share.manifest import manifest_number, read_manifest, read_newest
 from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
@@ -73,7 +74,8 @@ def contents(place: WatchedPlace, file: Path) -> dict[str, bytes]:
     """The exported form of every published document."""
     found, newest = {}, read_newest(place)
     for name, entry in newest.entries.items():
-        PublishedDocument(place, newest, entry).export(file)
+        document = PublishedDocument(place, newest, entry)
+        write_document(document.head, document.parts(), file)
         found[name] = file.read_bytes()
     return found
 

@@ -79,10 +79,6 @@ class Retrieval:
         self._holding = threading.Lock()
         self._session_numbers = itertools.count(-1, -1)
 
-    def close(self) -> None:
-        """End the tiers' threads; idempotent."""
-        self.tiers.close()
-
     # Lookups of sessions
 
     def landmarks(self, scope: Scope) -> LandmarkIndex:
