@@ -108,8 +108,7 @@ class ARC:
             again = t1
         victim = self._replace(from_b2, blocked) if full else None
         again[unit] = None
-        # The paper makes room for the ghosts first. The result is the same, and this also holds
-        # after a drop.
+        # the paper makes room for the ghosts first; this gives the same, also after a drop
         while b1 and len(t1) + len(b1) > self._capacity:
             b1.popitem(last=False)
         while b2 and len(t1) + len(b1) + len(t2) + len(b2) > 2 * self._capacity:

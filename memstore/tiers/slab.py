@@ -71,8 +71,7 @@ class SlabTier:
         self.slab, self.k, self.v = self._memory.slab, self._memory.k, self._memory.v
         self.lengths = self._memory.lengths
         self._table = SlotTable(slots, policy)
-        # A lock of C, not a condition of Python: an interrupt between taking one and the block it
-        # guards would keep it.
+        # a lock of C: an interrupt just after taking a condition of Python would keep it
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         # thread -> leases that it took and that are not released
@@ -237,8 +236,7 @@ class SlabTier:
         """Pin blocks first_block .. of a document, in one copy; return their units, by block.
 
         k, v: [n, Hkv, block_size, D]. lengths: valid content tokens of each block (None: all blocks
-        are full). The units must be new. Raises BudgetExceeded (and holds none of them) if they do
-        not fit.
+        are full). The units must be new. Raises BudgetExceeded, with none held, without room.
         """
         n, heads, block_size, _ = k.shape
         units = [

@@ -290,12 +290,10 @@ class Source(Protocol):
         tokens, and the name of the tier that had it.
 
         slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V. Every unit has slots for
-        block_size tokens. Rows after a unit's tokens in the last slot that it needs
-        are zero. Units come in any order; no two may have the same slot. After an error the
-        contents of the slots are undefined.
+        block_size tokens; rows after its tokens in the last slot that it needs are zero. Units come
+        in any order; no two have the same slot. After an error the slots' contents are undefined.
 
-        Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (deleted, or
-        never stored).
+        Raises CorruptBlock (which names the record), DocumentNotFound (deleted, or never stored).
         """
         ...
 

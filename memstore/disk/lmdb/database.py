@@ -57,8 +57,7 @@ class Database(Closing):
 
     @classmethod
     def create(cls, path: Path | str, first: Callable[[Transaction], None]) -> Self:
-        """Make a database with what `first` writes, in one transaction, in a directory that is
-        absent or empty.
+        """Make a database of what `first` writes, or none, in a directory that is absent or empty.
 
         Raises MemoryExists, InvalidInput (other files there; a network file system),
         ReadOnlyMemory, StorageFull, MemoryLocked.
