@@ -258,9 +258,10 @@ class DocumentWriter:
         records: False for a document of passages as text, whose parts have no records. Raises
         CorruptMemory (a part is damaged or missing), and what the parts and the target raise.
         """
-        order, document = PartOrder(head), head.document
-        draft = Draft(document, document.memory_layers(head.signature), digests=order.digests)
+        document = head.document
         try:
+            order = PartOrder(head)
+            draft = Draft(document, document.memory_layers(head.signature), digests=order.digests)
             for part in order.checked(parts):
                 if isinstance(part, Tokens):
                     self._write_value(draft, Value("tokens", 0, part.first), part.value)

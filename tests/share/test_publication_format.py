@@ -150,6 +150,19 @@ def test_a_crafted_manifest_gives_a_clear_error_or_a_document(
         publication.restore()
 
 
+def test_a_row_that_contradicts_itself_is_reported_as_damage(publication: Publication) -> None:
+    place, name = publication.place, manifest_name(1)
+    values = msgpack.unpackb(zstandard.decompress(place.get(name)[16:-8]))
+    values["documents"][0][0]["tokens"] += 1000
+    try:
+        place.put(name, packed.pack(MAGIC, values))
+        with pytest.raises(CorruptMemory, match="document 'a'"):
+            publication.read("a")
+        assert not verify_published(place.url).clean
+    finally:
+        publication.restore()
+
+
 def test_a_table_too_large_for_readers_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "OBJECT_BYTES", 1000)
     with pytest.raises(InvalidInput, match="another prefix"):
