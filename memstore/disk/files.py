@@ -43,7 +43,8 @@ def occupy_standard_streams() -> None:
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a regular file; return the descriptor. Refuses symbolic links, which may point anywhere;
-    pipes, which may block; and writing a file with other hard links. Raises InvalidInput, OSError.
+    pipes, whose opening may block; and writing a file that has other hard links. Raises
+    InvalidInput, OSError.
     """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
@@ -165,7 +166,9 @@ def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iter
 
 
 def share(data: Path, *, create: bool) -> int:
-    """Open and lock the data file; return the descriptor. Raises MemoryLocked, InvalidInput."""
+    """Open the data file for reading and lock it as in use; return the descriptor. Raises
+    MemoryLocked, InvalidInput.
+    """
     while True:
         file = open_regular(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
         try:
@@ -192,7 +195,9 @@ def lies_at(path: Path, file: int) -> bool:
 
 
 def take_room(path: Path, size: int, mode: int) -> None:
-    """Make a regular file of at least `size` bytes, allocated. Raises InvalidInput, OSError."""
+    """Create a regular file if it does not exist, and allocate at least `size` bytes for it. Raises
+    InvalidInput, OSError.
+    """
     file = open_regular(path, os.O_RDWR | os.O_CREAT, mode)
     try:
         status = os.fstat(file)
@@ -204,7 +209,9 @@ def take_room(path: Path, size: int, mode: int) -> None:
 
 
 def lock_alone(file: int, path: Path) -> None:
-    """Lock a shared data file alone. Raises MemoryLocked if another process has it open."""
+    """Upgrade the lock on a data file to an exclusive one. Raises MemoryLocked if another process
+    has it open.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -84,7 +84,9 @@ class Batch:
         return [self._bytes[start : start + size] for start in starts]
 
     def fill(self, record: Wanted, data: memoryview) -> None:
-        """Decode a record's wanted heads; `data` may lack other heads. Raises CorruptBlock."""
+        """Check and decode the wanted heads of a record into their slots; `data` needs only the
+        header and these heads. Raises CorruptBlock.
+        """
         _, key, write, places = record
         header = self._table.header(data, key, write)
         for place in places:
@@ -121,7 +123,9 @@ def _shares(placed: Sequence[Placed]) -> list[Sequence[Placed]]:
 
 
 class PlacedReader:
-    """Reads records by their places in the data file in `path`. Safe for several threads."""
+    """Reads records of the database in `path` by their places in its file. Safe for several
+    threads.
+    """
 
     def __init__(self, path: Path, table: BlockTable) -> None:
         self._path, self._table = path, table

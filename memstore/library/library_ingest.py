@@ -72,7 +72,8 @@ OnProgress = Callable[[Progress, list[Outcome]], None]
 def ingest_library(
     files: Sequence[File], job: Job, engine: RayEngine, on_progress: OnProgress
 ) -> tuple[Progress, int]:
-    """Ingest files and publish them; return the progress, and the newest manifest's number or 0.
+    """Ingest files and publish them; return the progress, and the number of the newest manifest (0:
+    none).
 
     Finished batches are published twice a minute, and stay published if the ingest fails later.
     engine: any object with RayEngine's methods. Raises WrongModel, StoreUnavailable, and what
@@ -83,7 +84,8 @@ def ingest_library(
 
 def index_library(url: str, progress: Callable[[int, int], None]) -> bool:
     """Build the lists of a published library for search in two stages, if it is large enough;
-    return whether it is. progress: takes (tokens done, tokens). Raises as open and build_index.
+    return whether it is. progress: called with (tokens done, tokens). Raises what MemoryStore.open
+    and build_index raise.
     """
     with MemoryStore.open(url, read_only=True) as memory:
         due = memory.update_index()

@@ -124,8 +124,9 @@ def read_contents(objects: Ranges, entry: Entry, data: bytes | memoryview) -> Co
 
 
 def read_parts(objects: Ranges, entry: Entry) -> Iterator[Part]:
-    """The parts of a document: tokens, search data, then records by block and layer, read in
-    batches. Checks values; the caller checks records. Raises CorruptMemory, StoreUnavailable.
+    """The parts of a document: tokens, search data, then records in order of block and layer, read
+    in batches of 8 MB. Checks values; the caller checks records. Raises CorruptMemory,
+    StoreUnavailable.
     """
     contents = read_contents(objects, entry, objects.get_range(*entry.contents.extent))
     batch, size = list[tuple[Value | tuple[int, int], Extent]](), 0
@@ -213,7 +214,9 @@ class Draft:
     records: dict[tuple[int, int], Stored] = field(default_factory=dict)  # by block and layer
 
     def encode(self) -> bytes:
-        """The stored contents, once other objects have names. Raises InvalidInput if too large."""
+        """The stored form of the contents; all other objects must have names. Raises InvalidInput
+        for a size that readers would refuse.
+        """
         names: dict[str, int] = {}
         records = np.zeros((3, self.document.blocks, len(self.layers)), "<i8")
         for (block, layer), (segment, offset, length) in self.records.items():

@@ -31,7 +31,9 @@ _TRAILER = struct.Struct("<QQ8s")  # bytes of the footer, checksum, magic
 
 
 def check_target(file: Path) -> None:
-    """Refuse a target in a memory, and a file that holds no export. Raises InvalidInput."""
+    """Refuse a target inside a memory's directory, and an existing file that is neither an export
+    nor empty. Raises InvalidInput.
+    """
     check_outside_memories(file)
     if not os.path.lexists(file):
         return
@@ -92,7 +94,9 @@ class DocumentFile:
     """An exported document, read by ranges like a publication."""
 
     def __init__(self, file: Path) -> None:
-        """Read the footer. Raises InvalidInput (damaged, no export), NewerFormat, OlderFormat."""
+        """Read the footer. Raises InvalidInput (no export, truncated, damaged), NewerFormat,
+        OlderFormat.
+        """
         self.file, self.url = file, str(file)
         try:
             if file.exists() and not file.is_file():
@@ -118,7 +122,9 @@ class DocumentFile:
             raise self._damaged(error) from error
 
     def parts(self) -> Iterator[Part]:
-        """The document's parts, each checked. Raises InvalidInput if they are incomplete."""
+        """The document's parts, each checked. Raises InvalidInput, at the latest at the end, if
+        they are not a complete document.
+        """
         try:
             yield from usable_parts(self.head, read_parts(self, self._entry))
         except (ValueError, CorruptMemory) as error:

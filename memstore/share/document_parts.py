@@ -64,7 +64,9 @@ class Head(NamedTuple):
 
 
 def check_parts(head: Head, parts: Iterable[Part]) -> tuple[int, int]:
-    """Check that parts are complete; return count and bytes of records. Raises CorruptMemory."""
+    """Check that these parts are a complete document, in order; return the number and bytes of its
+    records. Raises CorruptMemory.
+    """
     records = size = 0
     try:
         for part in PartOrder(head).checked(parts):
@@ -87,7 +89,9 @@ def usable_parts(head: Head, parts: Iterable[Part]) -> Iterator[Part]:
 
 
 class PartOrder:
-    """Checks that parts are a complete document, in order; if not, methods raise ValueError."""
+    """Checks that parts are a complete document, in order: `add` each, then `end`; both raise
+    ValueError if not.
+    """
 
     def __init__(self, head: Head) -> None:
         signature, document, spec = head

@@ -29,7 +29,9 @@ class LocalCache:
     """Values by key in a directory. Safe for several threads and processes."""
 
     def __init__(self, path: Path | str, budget: int) -> None:
-        """path: a directory, made if missing; budget: bytes. Raises InvalidInput (not writable)."""
+        """path: a directory, made if it does not exist; budget: bytes of all files. Raises
+        InvalidInput (it cannot be written).
+        """
         self.path, self.budget = expanded(path), budget
         self.counter = TierCounter()
         self._lock = threading.Lock()

@@ -101,7 +101,9 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, what: str, magic: bytes = MAGIC) -> "Manifest":
-        """The manifest of an object `what`. Raises CorruptMemory, NewerFormat, OlderFormat."""
+        """The manifest in the bytes of an object. what: the object's name, for messages. Raises
+        CorruptMemory, NewerFormat, OlderFormat.
+        """
         try:
             held = _open_packed(magic, data, what)
             documents = [Entry(_row(one[0]), *one[1:]) for one in held.documents]
@@ -188,7 +190,9 @@ def newest_number(objects: ObjectStore) -> int | None:
 
 
 def read_manifest(objects: ObjectStore, number: int) -> Manifest:
-    """A manifest by its number. Raises as Manifest.decode, ObjectNotFound, StoreUnavailable."""
+    """A manifest by its number. Raises CorruptMemory, NewerFormat, OlderFormat, ObjectNotFound,
+    StoreUnavailable.
+    """
     name = manifest_name(number)
     manifest = Manifest.decode(objects.get(name), f"{objects.url}: {name}")
     if manifest.number != number or not number:

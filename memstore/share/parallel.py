@@ -42,7 +42,9 @@ def begin(
 
 
 def at_once(work: Callable[[Item], T], items: Sequence[Item], most: int = _AT_ONCE) -> list[T]:
-    """The results of work(item), in order, made in parallel; or at once the first error, raised."""
+    """The results of work(item) for each item, in order, made in parallel. Raises the first error
+    without waiting for the rest.
+    """
     if len(items) < 2:
         return [work(item) for item in items]
     return results(begin(work, items, most))

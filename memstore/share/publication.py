@@ -58,7 +58,9 @@ class State:
 
 
 class Snapshot:
-    """A read transaction over one State's search data and tokens, checked when read."""
+    """A read transaction over the tables of search data and tokens of one State. Values were
+    checked when they were read.
+    """
 
     def __init__(self, state: State, reads: CachedReads) -> None:
         self.state, self._reads = state, reads
@@ -89,7 +91,9 @@ class Snapshot:
         return max((known for known in self._table(table, key) if known <= key), default=None)
 
     def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[memoryview] | None:
-        """Parts of values; None if one is missing. Raises CorruptMemory, StoreUnavailable."""
+        """Parts of values, read concurrently; None if one is missing. Raises CorruptMemory,
+        StoreUnavailable.
+        """
         keys = [read_run_key(part.key) for part in wanted]
         entries = {number: self.state.entry(number) for number, _, _ in keys}
         there = {number: entry for number, entry in entries.items() if entry is not None}
@@ -110,7 +114,9 @@ class Snapshot:
         return None if entry is None else self._reads.contents([entry])[0]
 
     def bring(self, documents: Sequence[int], table: str) -> None:
-        """Read these documents' values in a table. Raises CorruptMemory, StoreUnavailable."""
+        """Read all values of these documents in a table, concurrently. Raises CorruptMemory,
+        StoreUnavailable.
+        """
         new = {n: self.state.entry(n) for n in documents if (table, n) not in self._held}
         there = {number: entry for number, entry in new.items() if entry is not None}
         every = self._reads.contents([*there.values()])
@@ -164,7 +170,8 @@ class PublishedDatabase:
     @property
     def version(self) -> Version:
         """The version of the current state. Looks for a newer manifest every `refresh` seconds, in
-        the background; after an idle time, waits for it up to two seconds. Raises MemoryClosed.
+        the background; after a longer idle time, waits for it for up to two seconds. Raises
+        MemoryClosed.
         """
         self._check()
         waited = time.monotonic() - self._looked

@@ -324,7 +324,8 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     readers can use an older manifest for as long.
 
     A manifest and its objects are in use until a newer manifest is older than `grace`. Raises
-    MemoryNotFound, StoreUnavailable, CorruptMemory (of a manifest in use; nothing is removed).
+    MemoryNotFound (nothing is published), StoreUnavailable, CorruptMemory (a manifest in use is
+    damaged; nothing is removed).
     """
     before = time.time() - grace
     # listed before the manifests are read: a later manifest names only objects that are sent later

@@ -106,12 +106,16 @@ class PublishedCatalog(Catalog):
                 cache.put([(self.source.name(RecordKey(0, 0, 0), digest), record)])
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
-        """Prefetch these documents' values of a table. Raises CorruptMemory, StoreUnavailable."""
+        """Prefetch these documents' values of a table, concurrently. Raises CorruptMemory,
+        StoreUnavailable.
+        """
         txn.bring(documents, table)
 
 
 def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
-    """The tables of the publication at a URL. Raises as PublishedDatabase, InvalidInput."""
+    """The tables of the publication at a URL. Raises InvalidInput, MemoryNotFound,
+    CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
+    """
     deadline = options.get("deadline") or DEADLINE
     path, server = options.get("local_cache"), options.get("valkey")
     budget = options.get("local_budget") or LOCAL_BUDGET
@@ -154,7 +158,9 @@ class SharedSource:
             return number
 
     def passage(self, number: int) -> tuple[Digest, int, int]:
-        """A passage's digest, and its last document and block. Raises DocumentNotFound."""
+        """The digest of a passage, and the document and block that last named it. Raises
+        DocumentNotFound for a number that was dropped.
+        """
         known = self._known.get(number)
         if known is None:
             raise DocumentNotFound(f"passage {number} is no longer known; ask again")

@@ -44,7 +44,9 @@ def are_there(objects: ObjectStore, names: Collection[str]) -> bool:
 
 
 class SegmentWriter:
-    """Fills and uploads segments, with parts of one kind together. For one thread."""
+    """Fills and uploads segments. Parts of one kind, which are read together, are stored together.
+    For one thread.
+    """
 
     def __init__(self, objects: ObjectStore, grace: float) -> None:
         """grace: seconds, the same as for `prune`."""
@@ -65,7 +67,8 @@ class SegmentWriter:
     def finish(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Upload the rest, and the contents of all documents; return an entry for each draft.
 
-        A rest of at most SEGMENT_BYTES shares an object with the contents. Raises StoreUnavailable.
+        The rest shares an object with the contents if it has at most SEGMENT_BYTES. Raises
+        StoreUnavailable.
         """
         kinds: list[Kind] = ["records", "landmarks", "tokens"]
         left = [self._open[kind] for kind in kinds if kind in self._open]

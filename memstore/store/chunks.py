@@ -266,7 +266,9 @@ class Commits:
         self._keep = keep
 
     def delete_empty(self) -> None:
-        """Delete the row of a document without content, which would look like a begun ingest."""
+        """Delete the document's row if no content was stored because the disk is full; otherwise it
+        would look like an interrupted ingest.
+        """
 
         def work(txn: Transaction) -> None:
             # read the row again: a commit that failed at its end may be stored
@@ -309,7 +311,9 @@ class Commits:
         )
 
     def _refer(self, txn: Transaction, chunk: Chunk) -> int:
-        """Count references to passages, store new records; return the bytes of all records."""
+        """Count references to a chunk's passages, and store the records of passages that have none;
+        return the bytes of all their records.
+        """
         passages, size = self._catalog.passages, 0
         rows = self._catalog.refer(txn, self.row, chunk.first_block, chunk.digests)
         for number, row in enumerate(rows):

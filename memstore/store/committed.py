@@ -265,7 +265,9 @@ def admit(named: Sequence[Document], wanted: Document, mode: Mode) -> Admission 
 
 
 def admit_import(named: Iterable[Document], original: Document) -> Document | None:
-    """The listed row of a name, with equal or no content; None for none. Raises DocumentExists."""
+    """The listed row of a name if it has the content of `original`, or no content; None if the name
+    is free. Raises DocumentExists.
+    """
     for row in named:
         if row.is_listed:
             if _is_empty(row) or (row.state == "ready" and row.source_hash == original.source_hash):

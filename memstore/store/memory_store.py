@@ -266,7 +266,8 @@ class MemoryStore(Closing):
         `Retrieval.sampled_queries`; with a selector, the lists of a two-stage search. Return a
         description of what was built.
 
-        top_k: blocks of a search. progress: called with (done, all) layers, or tokens.
+        top_k: blocks that a search returns. progress: called with (layers done, layers), or
+        (tokens done, tokens).
 
         Raises InvalidInput for an index that builds nothing ("packed") or without FAISS,
         CorruptMemory, ReadOnlyMemory, StorageFull.
@@ -316,7 +317,9 @@ class MemoryStore(Closing):
         return any(row.is_listed for row in self._named(name))
 
     def interrupted(self, document: Document) -> bool:
-        """Whether a document is partly ingested, and surely not being written by any process."""
+        """Whether a document is partly ingested, and no process is writing it. False if that cannot
+        be found out.
+        """
         database = self._catalog.database
         if document.state != "ingesting" or document.name in database.names_written:
             return False
@@ -329,7 +332,8 @@ class MemoryStore(Closing):
     def document(self, name: str | int) -> Document:
         """One document by name or id. Raises DocumentNotFound, which lists the memory's names.
 
-        An unpublished document is found by its id for some minutes, for sessions that use it.
+        An unpublished document is found by its id for some minutes, so that sessions which use it
+        can finish.
         """
         if isinstance(name, int):
             return self._read(name, lambda txn, row: row)
@@ -419,7 +423,8 @@ class MemoryStore(Closing):
         return document
 
     def forget(self, name: str, *, erase: bool = False) -> Document:
-        """Delete a document, so that no later answer uses it. Return its last row.
+        """Delete a document's blocks, landmark keys and tokens; no later answer uses them. Return
+        its last row.
 
         Until `compact`, the file keeps its size and, on pages not yet reused, bytes of the
         document. erase: also rewrite the file without any byte of it, and remove the index files,

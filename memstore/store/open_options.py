@@ -67,7 +67,9 @@ def _check_budget(tier: str, budget: int, signature: Signature) -> None:
 
 
 def on_device(options: OpenOptions, device: str) -> OpenOptions:
-    """These options with a tier on this device ("auto": the fastest). Raises InvalidConfig."""
+    """These options with a tier on the device that the model computes on ("auto": the fastest).
+    Raises InvalidConfig.
+    """
     if device == "cpu":
         return options
     from memstore.devices import usable_device

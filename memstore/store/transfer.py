@@ -96,7 +96,9 @@ class PublishedDocument:
 
     @classmethod
     def at(cls, url: str, name: str) -> "PublishedDocument":
-        """As `named`, in the newest manifest at a URL. Raises as read_newest, DocumentNotFound."""
+        """The document of this name in the newest manifest at a URL. Raises DocumentNotFound,
+        MemoryNotFound, StoreUnavailable, CorruptMemory.
+        """
         objects = open_object_store(url)
         return cls.named(objects, read_newest(objects), name)
 
@@ -125,7 +127,8 @@ class PublishedDocument:
 
 
 def import_document(store: MemoryStore, file: Path | str, name: str | None = None) -> Document:
-    """Import an exported document, under `name` if given, unless it is there with this content.
+    """Import an exported document, under `name` if given; the same content under the same name is
+    left unchanged.
 
     Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat, DocumentExists,
     StorageFull, ReadOnlyMemory, MemoryLocked; the memory is then unchanged.

@@ -62,7 +62,8 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     may read concurrently. Damage to LMDB's key pages, to its meta pages, or to the rows that
     describe the whole memory cannot be repaired.
 
-    path: a directory, or the URL of a published memory, which is read whole and never repaired.
+    path: a memory's directory, or the URL of a published memory, which is read whole and cannot be
+    repaired.
 
     Raises MemoryNotFound, MemoryLocked, StorageFull; CorruptMemory (the memory cannot be repaired);
     for a URL also StoreUnavailable, InvalidInput (repair).
@@ -109,7 +110,8 @@ def _check_pages(path: Path) -> None:
 class _Walk:
     """Problems of a memory, found by reading every document and every passage.
 
-    documents: problems by id; passages: of their records, by number; counts: of references.
+    documents: problems by id; passages: problems of records by passage number; counts: problems of
+    reference counts.
     """
 
     def __init__(self, path: Path) -> None:

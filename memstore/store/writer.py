@@ -44,9 +44,11 @@ class DocumentWriter(Closing):
 
     Leaving without `finish` (an error, Ctrl-C) commits the whole chunks that were staged and leaves
     the document "ingesting", to be resumed. Tensors given to add_chunk belong to the writer
-    afterwards: do not write to them. For one thread; others may write other documents.
+    afterwards: do not write to them. For one thread; other threads may write other documents
+    concurrently.
 
-    blocks, tokens, characters (for passages): counts so far, with staged ones, to continue from.
+    blocks, tokens, characters (for passages): counts so far, staged ones included; an ingest
+    continues from there.
     """
 
     def __init__(
@@ -221,7 +223,9 @@ class DocumentWriter(Closing):
             self._committing.result()
 
     def _commit(self, chunks: Sequence[Chunk], final: bool) -> None:
-        """Commit chunks, in the background, and unpin all but the blocks that are read next."""
+        """Commit chunks, on the background thread, then unpin them, except the latest blocks, which
+        the ingest reads next.
+        """
         self._commits.commit(chunks, final=final)
         latest = self._commits.keep_from(self.document.blocks)
         units = self._pinned + [unit for chunk in chunks for unit in chunk.units]

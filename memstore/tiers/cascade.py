@@ -43,7 +43,9 @@ class Cascade:
         computes: bool = False,
         **options: Unpack[TierOptions],
     ) -> None:
-        """computes: do sessions compute missing units. Raises BudgetExceeded, InvalidConfig."""
+        """computes: whether sessions compute units that no tier has. options: checked. Raises
+        BudgetExceeded, InvalidConfig.
+        """
         policy = options.get("policy", DEFAULT_POLICY)
         self.disk = disk
         budget = options.get("host_budget", HOST_BUDGET)
@@ -72,11 +74,13 @@ class Cascade:
     # Reading
 
     def expect(self, units: Sequence[BlockKey]) -> int:
-        """Prefetch units that may be looked up soon; return at once the number of missing ones.
+        """Prefetch units that will probably be looked up soon; return at once the number of missing
+        ones.
 
         A prediction is a hint. It is dropped if too many wait, if its unit is cached or being read,
         and if reading it fails (the lookup that needs the unit then raises the error). A lookup of
-        a unit that is being prefetched waits for that read (SlabTier.lease).
+        a unit that is being prefetched waits for that read instead of repeating it
+        (SlabTier.lease).
         """
         absent = [unit for unit in units if not self.top.holds(unit)]
         with self._lock:
@@ -102,7 +106,9 @@ class Cascade:
     # Units of sessions
 
     def count_computed(self, size: int, seconds: float) -> None:
-        """Count a unit of `size` bytes that a session computed, as a hit of the tier "computed"."""
+        """Count a unit of `size` bytes that a session computed in `seconds`, as a hit of the tier
+        "computed", below all others.
+        """
         self._computed.count(hits=1, bytes=size, seconds=seconds)
 
     def drop(self, units: Sequence[BlockKey]) -> None:

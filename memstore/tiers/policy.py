@@ -40,7 +40,8 @@ class LRU:
             self._order.move_to_end(unit)
 
     def insert(self, unit: BlockKey, *, full: bool, blocked: Blocked) -> BlockKey | None:
-        """Cache a unit that a lookup missed; return the unit evicted for it, None if not full.
+        """A lookup missed this unit, and it is cached from now on; return the unit evicted for it,
+        None with full=False.
 
         full: no slot is free, so one cached unit that is not `blocked` is evicted; the caller
         guarantees that there is one. A tier may be full with fewer than `capacity` units.
@@ -68,7 +69,8 @@ class LRU:
 
 
 class ARC:
-    """ARC (Megiddo & Modha, FAST 2003, figure 4), which balances recency and frequency by itself.
+    """Adaptive replacement cache (Megiddo & Modha, FAST 2003, figure 4): balances recency and
+    frequency by itself.
 
     T1 holds units seen once recently, T2 units seen more often, each in order of use; B1 and B2
     remember what was evicted from them. A lookup of a unit in B1 or B2 moves p, the share of T1, up
@@ -150,7 +152,9 @@ POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (LRU, ARC
 
 
 def make_policy(name: str, capacity: int) -> Policy:
-    """A policy by name, for `capacity` slots. Raises InvalidConfig, which lists the names."""
+    """The policy of a name, for a tier of `capacity` slots. Raises InvalidConfig, which lists the
+    names.
+    """
     if name not in POLICIES:
         raise InvalidConfig(
             f"eviction policy {name!r} is unknown; choose one of {', '.join(POLICIES)}"

@@ -29,10 +29,12 @@ class SlabTier:
     """Slots for units; missing units are read from below.
 
     slab, k, v, lengths: of Slots, as many as the budget allows. Safe for several threads. The
-    slots of a unit are counted after it was read; until then it has those of the longest unit.
+    number of slots of a unit is known after it was read: until then it has as many as the longest
+    unit needs.
 
     On a device, any thread may refill a slot as soon as its lease is released. The copy waits for
-    earlier work on that thread's current stream, so all must read on the default stream.
+    earlier work on the filling thread's current stream, so every thread must read slots on the
+    device's default stream.
     """
 
     patience = 60.0  # seconds that a lookup waits for slots which other threads use
@@ -47,7 +49,8 @@ class SlabTier:
         policy: str = "lru",
         device: torch.device | str = "cpu",
     ) -> None:
-        """source: what misses are read from. policy: see memstore.tiers.policy. device: of slots.
+        """source: what misses are read from. policy: see memstore.tiers.policy. device: where the
+        slots are.
 
         Raises BudgetExceeded if not even one unit fits or the machine refuses the memory,
         InvalidConfig.
@@ -84,10 +87,12 @@ class SlabTier:
         self._pid = os.getpid()
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
-        """Slots that hold these units, which may repeat, for a lease; missing ones are read first.
+        """Slots that hold these units until the lease is released; missing units are read from
+        below. Repeats are allowed.
 
         If prefetches or other threads' leases leave too little room, the call waits for them to
-        end; for other threads' leases only if this thread has none, so that none wait in a circle.
+        end, for other threads' leases only if this thread has none: so no two threads wait for each
+        other.
 
         Raises BudgetExceeded if the units do not fit in addition to pinned and leased ones (its
         `fits` is how many would); and what the source raises: CorruptBlock, DocumentNotFound.
@@ -149,7 +154,8 @@ class SlabTier:
         return lease
 
     def prefetch(self, units: Iterable[BlockKey]) -> int:
-        """Read units that may be looked up into slots that are not needed; return their number.
+        """Read units that will probably be looked up into slots that are not needed now; return the
+        number of units read.
 
         Units that are cached or being read, and units without room, are skipped: a prefetch never
         exceeds the budget. Raises what the source raises, and then none of them is cached.
@@ -233,10 +239,12 @@ class SlabTier:
         v: Tensor,
         lengths: Sequence[int] | None = None,
     ) -> list[BlockKey]:
-        """Pin blocks first_block .. of a document, in one copy; return their units, by block.
+        """Hold blocks first_block .. of a document as pinned units, in one copy; return the units,
+        block by block.
 
         k, v: [n, Hkv, block_size, D]. lengths: valid content tokens of each block (None: all blocks
-        are full). The units must be new. Raises BudgetExceeded, with none held, without room.
+        are full). The units must be new. Raises BudgetExceeded (and holds none of them) if they do
+        not fit.
         """
         n, heads, block_size, _ = k.shape
         units = [
@@ -274,7 +282,9 @@ class SlabTier:
             self._changed.notify_all()
 
     def drop(self, units: Iterable[BlockKey]) -> None:
-        """Drop units, pinned or not, also those being read. Leases keep their slots unchanged."""
+        """Drop units, pinned or not, also those being read. A lease on one keeps its slot unchanged
+        until the lease ends.
+        """
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -333,7 +343,8 @@ class SlabTier:
     def _wait_for_room(
         self, needed: int, room: int, cached: int, thread: int, until: float
     ) -> bool:
-        """Wait for an event that may make room; False if waiting cannot help, or is over.
+        """Wait for an event that may make room; False if waiting cannot help, or has lasted too
+        long.
 
         needed, room: slots; cached: slots of cached units that are needed, too.
         """
@@ -379,7 +390,8 @@ class SlabTier:
         self, missing: dict[BlockKey, Held], held: Sequence[int], thread: int | None = None
     ) -> list[str]:
         """Read units from below into their slots, outside the lock; return the tier that had each.
-        After an error nothing remains. Unneeded slots are freed; `missing` gets the others.
+        After an error nothing of this lease remains. Unneeded slots are freed, and `missing` gets
+        the remaining ones.
 
         thread: the owner of the lease; None for a prefetch, which has a lease only while it reads.
         A unit that is dropped while it is read is not cached, but a lease on it stays valid.

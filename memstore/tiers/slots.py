@@ -55,7 +55,8 @@ class Slots:
 
     slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
     [S, slot_size, head_dim]; lengths: int64 [S], valid content tokens in a slot; lengths_here: a
-    copy in main memory, where leases need not wait for the device. Unused slots take no memory.
+    copy in main memory, so that leases need not wait for the device. Slots that never held a unit
+    take no main memory.
     """
 
     def __init__(self, count: int, shape: UnitShape, device: torch.device = _CPU) -> None:
@@ -206,7 +207,9 @@ class SlotTable:
         return held
 
     def trim(self, held: Held, size: int) -> Held:
-        """Free a unit's slots beyond the first `size`, which one lease has; return the others."""
+        """Free a unit's slots beyond the first `size`, which only its one lease knows; return the
+        others.
+        """
         for slot in held[size:]:
             del self.units[slot], self.leases[slot]
         self.free += held[size:]
@@ -224,7 +227,9 @@ class SlotTable:
             leases[slot] = leases.get(slot, 0) + 1
 
     def unlease(self, held: Iterable[int]) -> None:
-        """Remove a lease from each of these slots; the last frees the slot of a dropped unit."""
+        """Remove a lease from each of these slots. The last lease on a slot of a dropped unit frees
+        the slot.
+        """
         leases = self.leases
         for slot in held:
             left = leases[slot] - 1
@@ -290,10 +295,12 @@ class Source(Protocol):
         tokens, and the name of the tier that had it.
 
         slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V. Every unit has slots for
-        block_size tokens; rows after its tokens in the last slot that it needs are zero. Units come
-        in any order; no two have the same slot. After an error the slots' contents are undefined.
+        block_size tokens. Rows after a unit's tokens in the last slot that it needs
+        are zero. Units come in any order; no two may have the same slot. After an error the
+        contents of the slots are undefined.
 
-        Raises CorruptBlock (which names the record), DocumentNotFound (deleted, or never stored).
+        Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (deleted, or
+        never stored).
         """
         ...
 
@@ -313,7 +320,8 @@ class LowestTier(Source, Protocol):
 
 @dataclass
 class Lease:
-    """Slots that hold the requested units until `release` (or the end of the `with` block).
+    """Slots that hold the requested units and are not evicted until `release` (or the end of the
+    `with` block).
 
     of_units: the slots of each requested unit, in the order of the request.
     tier: the name of the tier that owns the slots.
@@ -353,7 +361,8 @@ class Lease:
 
     def tokens(self) -> tuple[Tensor, Tensor, Tensor]:
         """The T valid content tokens of all units, unit by unit: rows [R, head_dim], a view of the
-        slab, and the numbers of its keys and of its values, int64 [T]. All on the slab's device.
+        slab, and the numbers of those that are keys and values, int64 [T] each. All are on the
+        slab's device.
         """
         size, dim = self.slab.shape[2:]
         lengths = self.slot_lengths[self.slots]

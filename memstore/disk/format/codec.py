@@ -26,7 +26,8 @@ Payload = bytes | memoryview
 class Raw:
     """The raw bits, unchanged.
 
-    A codec gets a head's K and V, without padding, and the KV dtype's name. It is deterministic.
+    A codec gets a head's K and V, without padding, and the name of the KV dtype. Encoding and
+    decoding are deterministic.
     """
 
     name = "raw"
@@ -196,7 +197,9 @@ def _quantise(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _scale(codes: np.ndarray, steps: np.ndarray, zeros: np.ndarray) -> None:
-    """zero + code * step, in place: codes [n, m]; steps and zeros [groups, m], of GROUP rows."""
+    """zero + code * step, in place, for codes [n, m] and steps and zeros [groups, m], one for each
+    GROUP of n.
+    """
     whole = len(codes) // GROUP
     groups = codes[: whole * GROUP].reshape(whole, GROUP, codes.shape[1])  # a view
     groups *= steps[:whole, None]

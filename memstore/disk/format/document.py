@@ -82,7 +82,9 @@ def plain_name(text: str) -> str:
 
 
 def pack_places(places: Iterable[Place]) -> dict[str, Any]:
-    """The metadata entry of places, if any; text after MOST places has no page and no heading."""
+    """The metadata entry that stores places; empty without places. After MOST places the text has
+    no page and no heading.
+    """
     kept = list(places)
     if len(kept) > MOST:
         end = kept[MOST - 2].start
@@ -217,7 +219,9 @@ class Document:
 
     @classmethod
     def decode(cls, row: dict[str, Any]) -> "Document":
-        """The document of a row that `asdict` made. Raises ValueError for invalid values."""
+        """The document of a row, whose fields `asdict` wrote. Raises ValueError for invalid
+        values.
+        """
         if not row.keys() <= _FIELDS:
             raise ValueError(f"a document with an unknown field {min(row.keys() - _FIELDS)!r}")
         document = typed(row, cls)

@@ -57,7 +57,8 @@ class Database(Closing):
 
     @classmethod
     def create(cls, path: Path | str, first: Callable[[Transaction], None]) -> Self:
-        """Make a database of what `first` writes, or none, in a directory that is absent or empty.
+        """Make a database with what `first` writes, in one transaction, in a directory that is
+        absent or empty.
 
         Raises MemoryExists, InvalidInput (other files there; a network file system),
         ReadOnlyMemory, StorageFull, MemoryLocked.
@@ -118,7 +119,8 @@ class Database(Closing):
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A read transaction: a snapshot. Keep it short: meanwhile freed pages are not reused.
+        """A read transaction: a snapshot. Keep it short: while it is open, freed pages of the file
+        are not reused.
 
         Inside another transaction of the same thread, it is that transaction. Never waits for a
         writer. Raises MemoryClosed, CorruptMemory, MemoryLocked (too many readers).
@@ -217,7 +219,8 @@ class Database(Closing):
 
     @contextmanager
     def writer(self) -> Iterator[None]:
-        """Hold the writer lock, against other processes. May be nested, and shared by threads.
+        """Hold the writer lock, so that no other process writes. May be nested, and shared by
+        threads.
 
         Raises MemoryLocked with the holder's process id; ReadOnlyMemory; MemoryNotFound (the
         directory was removed); MemoryClosed.

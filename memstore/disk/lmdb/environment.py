@@ -89,7 +89,9 @@ class Environment:
         check_local(path)
 
     def open(self, *, create: bool = False) -> None:
-        """Open a memory, or make an empty one. Raises as Database.open, Database.create."""
+        """Open a memory, or make an empty one. Raises what Database.open or Database.create
+        raises.
+        """
         self._open(create=create)
         with named_lmdb_errors(self.path), self.inner.begin() as txn:
             # of this view: LMDB tells the newest number of entries before new views hold them
@@ -148,7 +150,9 @@ class Environment:
             os.close(file)
 
     def reopen(self) -> None:
-        """Reopen LMDB after a failure, or for a new file; the gate is closed to others."""
+        """Reopen LMDB's environment after a failure that made it unusable, or for a new file.
+        Called with the gate closed to others.
+        """
         self.close()
         self._open()
 
@@ -179,7 +183,8 @@ class Environment:
 
 def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]], old: Path) -> None:
     """Write entries of the `old` file, in the order of their keys, into an empty file, which the
-    caller syncs. LMDB's compaction would copy pages with deleted bytes. Raises lmdb.Error.
+    caller syncs. LMDB's own compaction would copy whole pages with deleted bytes. Raises
+    lmdb.Error.
     """
     size = 0
     with _open_lmdb(file, old, subdir=False, lock=False, sync=False) as environment:

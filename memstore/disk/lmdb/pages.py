@@ -150,7 +150,8 @@ class Tree(NamedTuple):
         return list(map(found.get, keys))
 
     def walk(self, *, numbers: bool = False) -> Iterator[Entry]:
-        """Every entry in the order of keys. numbers: keys are little-endian, as in the free list.
+        """Every entry in the order of the keys. numbers: keys are little-endian, as in the list of
+        free pages.
 
         Raises ValueError for a damaged key page or a damaged header of an overflow value; OSError.
         """
@@ -202,7 +203,9 @@ class Tree(NamedTuple):
 
 
 def ask(file: int, pieces: Sequence[Extent]) -> None:
-    """Ask the system to cache pieces of a file, in file order, adjacent pieces together."""
+    """Ask the system to read pieces of a file into its page cache, in file order, adjacent pieces
+    together.
+    """
     if not hasattr(os, "posix_fadvise"):
         return
     start = end = 0

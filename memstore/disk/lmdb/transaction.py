@@ -209,7 +209,9 @@ class Transaction:
     def scan(
         self, table: str, start: bytes = b"", end: bytes | None = None
     ) -> Iterator[tuple[bytes, memoryview]]:
-        """Keys and views of values from `start` to `end` (exclusive), in order, between changes."""
+        """Keys and views of values from key `start` to `end` (exclusive), in order. Change nothing
+        while iterating.
+        """
         start, end = _within(table, start, end)
         for key, value in self.entries(start):
             if key >= end:
@@ -279,7 +281,9 @@ def digest(table: str, key: bytes, value: bytes) -> bytes:
 
 
 def commit_record(transaction: int) -> bytes:
-    """What a commit stores, so that a lost commit is noticed: checksum, transaction number."""
+    """The checksummed value that a commit stores, with its transaction number, so that a lost
+    commit is noticed.
+    """
     value = transaction.to_bytes(8, "little")
     return digest("meta", COMMIT, value) + value
 
@@ -303,12 +307,16 @@ def number_key(number: int) -> bytes:
 
 
 def tokens_key(document: int, first: int) -> bytes:
-    """Key of a part of a document's text, which begins with token, or passage, `first`."""
+    """Key of the part of a document's text that begins with token `first`; with block `first` for a
+    document of passages.
+    """
     return _TOKENS.pack(document, first)
 
 
 def run_key(document: int, part: int, first_block: int) -> bytes:
-    """Key of a run of search data; part: layer of landmark keys, or kind of a selector's data."""
+    """Key of a run of search data; part: the layer of landmark keys, or the kind of a selector's
+    data.
+    """
     return _RUN.pack(document, part, first_block)
 
 

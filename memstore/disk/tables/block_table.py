@@ -66,7 +66,9 @@ class BlockTable:
     """
 
     def __init__(self, signature: Signature, codec: str) -> None:
-        """codec: of new records; each record names its own. Raises InvalidConfig."""
+        """codec: for new records; each record names its codec, so a memory may have records of
+        several. Raises InvalidConfig.
+        """
         self.geometry, self.signature = signature.geometry, signature.digest
         self.codec = get_codec(codec).name
         heads = self.geometry.num_kv_heads
@@ -141,7 +143,9 @@ class BlockTable:
     # Decoding
 
     def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
-        """The header of a record. Raises CorruptBlock for other bytes, another key or write."""
+        """The header of a record. Raises CorruptBlock for a record of another key or write, and for
+        other bytes.
+        """
         start, heads = self.header_bytes, self.geometry.num_kv_heads
         if len(record) < start:
             raise damaged(key, f"truncated to {len(record)} bytes")
@@ -193,7 +197,9 @@ class BlockTable:
         return k, v, header.length
 
     def check(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> int:
-        """Check every byte of a record; return its valid content tokens. Raises CorruptBlock."""
+        """Check every byte of a record without decoding it; return its valid content tokens. Raises
+        CorruptBlock.
+        """
         record = memoryview(record)
         header = self.header(record, key, write)
         for head in range(self.geometry.num_kv_heads):

@@ -59,7 +59,8 @@ class Description(msgspec.Struct):
 
 class Changes(NamedTuple):
     """Log of the latest changes of documents' rows, written in the same transactions. With it a
-    process reads only rows that changed since its last look; all rows if it is damaged or missing.
+    process reads only the rows that changed since its last look; if it is damaged or missing, all
+    rows.
     """
 
     series: bytes  # 8 random bytes, drawn again when counting restarts
@@ -134,7 +135,8 @@ class Catalog:
         codec: str = "zstd",
         selector: IndexSpec | None = None,
     ) -> "Catalog":
-        """Make a memory in `path` (an absent or empty directory), and open it for writing.
+        """Make a new memory in `path` (a directory that is absent or empty) and open it for
+        writing.
 
         selector: the data that a selector searches; None for landmark keys of the model's own
         layers. A kill at any point leaves a whole memory or none, and creating can be tried again.
@@ -183,7 +185,9 @@ class Catalog:
     # Documents
 
     def new_number(self, txn: Transaction) -> int:
-        """A number that no document or passage has had. Raises CorruptMemory."""
+        """A new number for a document or passage, never used before by a committed transaction.
+        Raises CorruptMemory.
+        """
         number = self.next_number(txn)
         txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
         return number
@@ -257,7 +261,9 @@ class Catalog:
         return passage.digest
 
     def delete_document(self, txn: Transaction, document: int) -> None:
-        """Delete a document's row, blocks, search data, text and references to passages."""
+        """Delete a document's blocks, landmark keys, tokens and row, and its references to
+        passages.
+        """
         with suppress(CorruptMemory):  # a repair recounts references that cannot be read
             row = self.row(txn, document)
             if row is not None and row.of_passages:

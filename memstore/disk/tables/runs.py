@@ -56,7 +56,9 @@ class BlockWords(NamedTuple):
 
     @classmethod
     def of(cls, blocks: Sequence[Words]) -> Self:
-        """The words of each block. Raises InvalidInput for numbers out of range or a word twice."""
+        """Build from the words of each block. Raises InvalidInput for a hash or count out of range,
+        and for a repeated word.
+        """
         each = [sorted(words) for words in blocks]
         flat = np.array(list(chain.from_iterable(each)), dtype=np.int64).reshape(-1, 2)
         sizes = np.array([len(words) for words in each], dtype=np.uint32)
@@ -147,7 +149,9 @@ def joined(first_block: int, parts: Sequence[Run]) -> Run:
 
 
 class Coverage:
-    """Checks that runs cover a document and follow the grid; else methods raise ValueError."""
+    """Checks that runs cover a whole document and follow the grid; if not, `add` and `end` raise
+    ValueError.
+    """
 
     def __init__(
         self, parts: Mapping[int, Kind], first_blocks: Mapping[int, int], lengths: np.ndarray
@@ -226,7 +230,9 @@ class RunTable:
         )
 
     def decode(self, part: int, first_block: int, value: bytes) -> Run:
-        """Views of an encoded run. Raises ValueError if it is invalid or of another part."""
+        """Decode a run, whose arrays are views of the value. Raises ValueError for an invalid value
+        or one of another part.
+        """
         kind = self.kind(part)
         if len(value) < _HEADER.size:
             raise ValueError(f"it is truncated to {len(value)} bytes")
@@ -314,7 +320,8 @@ class RunTable:
         None if some are missing or do not match their digest.
 
         All int64 [n]: run_blocks: number of blocks in the run of each block; before: tokens before
-        it in that run; lengths: tokens of the block; digests (uint64): XXH3-64 of its landmarks.
+        the block in that run; lengths: tokens of the block; digests (uint64): XXH3-64 of its
+        landmarks.
         """
         assert self.spec is not None
         part, each, width = self.part("token"), RUN_BLOCKS["token"], self.spec.width

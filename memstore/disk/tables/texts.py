@@ -177,7 +177,9 @@ class TextTable:
         self._block_size = block_size
 
     def put_part(self, txn: Transaction, document: int, number: int, value: bytes) -> None:
-        """Write a part of encode_tokens or encode_part; number: of its first token or passage."""
+        """Write a part that encode_tokens or encode_part made; number: its first token or
+        passage.
+        """
         txn.put_checked("tokens", tokens_key(document, number), value)
 
     def parts(
@@ -394,7 +396,9 @@ class PassageTable:
         self._put(txn, row._replace(bytes=len(record)))
 
     def drop_record(self, txn: Transaction, number: int) -> bool:
-        """Delete a passage's record; return whether the passage exists. Raises CorruptMemory."""
+        """Delete the record of a passage, but not the passage; return whether the passage exists.
+        Raises CorruptMemory.
+        """
         row = self.row(txn, number)
         if row is not None:
             self._blocks.delete(txn, number)

@@ -58,7 +58,9 @@ class Selected(Protocol):
 
 
 class ListsDirectory:
-    """Lists in a memory's directory. Methods raise FileNotFoundError (none), Unusable, OSError."""
+    """Lists in the directory `index` of a memory. Methods raise FileNotFoundError (no lists),
+    Unusable, OSError.
+    """
 
     def __init__(self, path: Path) -> None:
         self.name, self._file = str(path), path / FILE
@@ -76,7 +78,9 @@ class ListsDirectory:
         return content_of(self._file)
 
     def covered(self, digest: str) -> set[Covered]:
-        """The documents that the lists cover; none for unusable lists or another selector."""
+        """The documents that the lists cover; none where the lists are unusable or of another
+        selector.
+        """
         try:
             return {*covered_by(self.content(header=True), digest)}
         except _UNUSABLE:
@@ -99,7 +103,9 @@ class FirstStage:
         self._stamp: Hashable = None  # of the lists that were read
 
     def open(self) -> "ListedPassages | None":
-        """The current lists with their words; None without lists. Raises StoreUnavailable."""
+        """The lists with their words, read again if the stored ones changed; None without lists.
+        Raises StoreUnavailable.
+        """
         with self._opening:
             stamp = self._place.stamp
             if stamp == self._stamp or not has_faiss():
@@ -145,7 +151,8 @@ class FirstStage:
 
     def build(self, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """Build and store lists over all documents but those that change concurrently; return a
-        description, empty where lists cannot save time. progress: takes (tokens done, tokens).
+        description, empty where lists are impossible or would not save time. progress: called
+        with (tokens done, tokens).
 
         Raises CorruptMemory, InvalidInput (FAISS is missing), StorageFull, ReadOnlyMemory,
         StoreUnavailable.
@@ -237,7 +244,9 @@ class ListedPassages:
         beside: WordsBeside | None,
         around: tuple[int, int] | None,
     ) -> "Shortlist | None":
-        """See Retrieval.shortlist; None if lists cover too little. Raises as a search of words."""
+        """See Retrieval.shortlist; None where the lists cover too few tokens to save time. Raises
+        what a search of words raises.
+        """
         with self._lock:
             within: _Scope = self._scopes.get(scope, lambda: self._look(scope))
         if within.tokens < PAYING:

@@ -133,7 +133,9 @@ class Retrieval:
         return any(tier.holds(BlockKey(passage, 0, 0, 0)) for tier in self.tiers.caches)
 
     def expect(self, units: Sequence[BlockKey]) -> int:
-        """Prefetch units that may be leased soon; return at once the number of missing ones."""
+        """Prefetch units that will probably be leased soon; return at once, with the number of
+        missing ones. Raises nothing.
+        """
         return self.tiers.expect([unit for unit in units if unit.document >= 0])
 
     def session_document(self) -> "SessionDocument":
@@ -182,7 +184,8 @@ class Retrieval:
     def follow(
         self, txn: Transaction, changed: Mapping[int, Document | None], but: Collection[int]
     ) -> None:
-        """Load landmark keys of `changed` rows that are ready; drop the others' (None: deleted).
+        """Load the landmark keys of `changed` rows that are ready, and drop those of the others
+        (None: a deleted document).
 
         Documents in `but` are being written by this process and are skipped; an unpublished
         document that sessions still use stays. Raises CorruptMemory.
@@ -210,7 +213,9 @@ class Retrieval:
         self._loaded.update({row.id: row for row in new})
 
     def hold_documents(self, documents: Iterable[Document]) -> None:
-        """Load search data of published documents. Raises StoreUnavailable, CorruptMemory."""
+        """Load the search data of these documents of a published memory in one read. Raises
+        StoreUnavailable, CorruptMemory.
+        """
         if self._catalog.source is None:
             return
         scope = [(document.id, 0, document.blocks) for document in documents]
@@ -378,7 +383,9 @@ class SelectorIndex:
     """
 
     def __init__(self, catalog: Catalog, rows: Mapping[int, Document]) -> None:
-        """rows: ready documents, for their sizes; the caller keeps them up to date."""
+        """catalog: the tables to read. rows: ready documents, for their sizes; the caller keeps
+        them up to date.
+        """
         spec = catalog.runs.spec
         assert spec is not None
         self.spec, self.catalog = spec, catalog
@@ -401,7 +408,9 @@ class SelectorIndex:
     def word_scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
     ) -> Tensor:
-        """BM25 of each block of a scope [blocks]: see WordIndex.scores. Raises as token_maxima."""
+        """BM25 of each block of a scope, [blocks] float32: see WordIndex.scores. Raises as
+        token_maxima.
+        """
         return self._hold("words", scope if whole is None else whole).scores(words, scope, whole)
 
     def holding(self, words: Sequence[int], scope: Scope) -> list[int] | None:
@@ -415,7 +424,9 @@ class SelectorIndex:
         return self._hold("words", scope).rare(words, scope)
 
     def take_words(self, words: WordIndex, documents: set[int]) -> None:
-        """Use an index of the words of these documents; the next search loads those of others."""
+        """Use an index of words that covers these documents; other documents' words are loaded by
+        their next search.
+        """
         with self._lock:
             if "words" in self._held:
                 self._words, self._held["words"] = words, documents
