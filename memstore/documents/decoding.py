@@ -7,7 +7,13 @@ import unicodedata
 
 from memstore.errors import UnreadableDocument
 
-_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+_MARKS = (
+    (b"\xef\xbb\xbf", "utf-8-sig"),
+    (b"\xff\xfe\0\0", "utf-32"),  # begins with the mark of UTF-16
+    (b"\0\0\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
+)
 _DECLARED = re.compile(
     rb"<meta[^>]{0,512}?charset\s*=\s*[\"']?\s*([\w:.\-]{2,40})"
     rb"|^\s*<\?xml[^>]{0,512}?encoding\s*=\s*[\"']([\w:.\-]{2,40})",
@@ -65,7 +71,9 @@ def _guessed(data: bytes, notes: list[str]) -> str:
         return "utf-8"
     from charset_normalizer import from_bytes
 
-    best = from_bytes(data[: 1 << 16], cp_isolation=_GUESSED).best() if len(data) > 200 else None
+    # A short text with few bytes outside ASCII is Western: no guess is better.
+    guessed = len(data) > 200 or 4 * sum(byte > 0x7F for byte in data) > len(data) + 20
+    best = from_bytes(data[: 1 << 16], cp_isolation=_GUESSED).best() if guessed else None
     encoding = best.encoding if best else "cp1252"
     notes.append(f"it says no encoding and was read as {encoding}")
     return encoding

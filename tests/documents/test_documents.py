@@ -114,6 +114,20 @@ def test_html_is_decoded_by_its_declared_charset(head: str, encoding: str) -> No
     assert text_of(page.encode(encoding), "a.html") == word
 
 
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1251", "Мы пришли домой поздно вечером. На улице шёл дождь."),
+        ("cp932", "私たちは夜遅くに家に帰りました。外は雨が強く降っていました。"),
+        ("gb18030", "我们很晚才回到家。外面下着大雨。"),
+        ("cp949", "우리는 밤늦게 집에 돌아왔다. 밖에는 비가 많이 내리고 있었다."),
+        ("cp1252", "Wir kamen spät nach Hause. Über Nacht regnete es draußen."),
+    ],
+)
+def test_the_code_page_of_a_short_text_is_guessed(encoding: str, text: str) -> None:
+    assert text_of(text.encode(encoding), "a.txt") == text
+
+
 # DOCX
 
 
@@ -213,6 +227,8 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         "it says no encoding and was read as cp1252",
     ),
     "marked.txt": ("Die Mühle".encode("utf-16"), "Die Mühle"),
+    "wide.txt": ("Die Mühle".encode("utf-32"), "Die Mühle"),
+    "wide_be.txt": (b"\0\0\xfe\xff" + "Die Mühle".encode("utf-32-be"), "Die Mühle"),
     "mark.md": ("\ufeff# Terms".encode(), "# Terms"),
     "form.pdf": (made.FORM, "Name of the keeper: Ada Brook [x]"),
     "noted.pdf": (made.NOTED, "Name of the keeper:\n\nNote: Ask the mason."),
