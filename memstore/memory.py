@@ -62,6 +62,8 @@ def open_memory(
     loaded = None if model is None or isinstance(model, str | Path) else model
     if loaded is not None and not isinstance(loaded, ModelAPI):
         raise InvalidInput(f"{loaded!r:.40} is no model; memstore.wrap(model, tokenizer) makes one")
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidInput(f"options is {options!r:.40}; give a dict, as {{'index': 'packed'}}")
     named = model if isinstance(model, str | Path) else None
     opening = on_device(options or {}, device if loaded is None else str(loaded.device))
     compute = Compute(device, dtype, weights)

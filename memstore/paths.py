@@ -1,5 +1,6 @@
 """Paths as users write them, and files of models, which may be missing or not fetched."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -12,11 +13,19 @@ def expanded(path: Path | str) -> Path:
     """A path with a leading ~ or ~user replaced by that user's home directory.
 
     A shell does this only at the beginning of a word: not in --store=~/x, Python or JSON. Raises
-    InvalidInput.
+    InvalidInput, also for a path that is too long for its file system.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in str(path):
         raise InvalidInput(f"a path is a str or a pathlib.Path without NUL, not {path!r:.50}")
-    return Path(os.path.expanduser(path))
+    full = Path(os.path.expanduser(path))
+    try:
+        full.lstat()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{str(full)!r:.50} cannot be a path; rename it") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidInput(f"{str(full)[:50]}... is too long for a path; shorten it") from None
+    return full
 
 
 def check_fetched(path: Path) -> None:

@@ -59,8 +59,8 @@ def command(
         @wraps(function)
         def run(context: typer.Context, **options: Any) -> None:
             as_json = bool(options.get("as_json"))
-            options = {name: _expanded(value) for name, value in options.items()}
             try:
+                options = {name: _expanded(value) for name, value in options.items()}
                 function(**{p.name: _argument(p, options) for p in parameters})
             except typer.BadParameter as error:
                 error.ctx = error.ctx or cast(Any, context)

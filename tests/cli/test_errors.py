@@ -87,9 +87,14 @@ def test_missing_transformers_are_reported(
 
 
 def test_json_output_names_the_error(tmp_path: Path) -> None:
-    result = run("ls", "--store", tmp_path / "none", "--json")
-    assert result.status == 2 and result.err.startswith("error: ")
-    assert result.json["error"]["name"] == "MemoryNotFound"
+    long = tmp_path / ("a" * 300)
+    for command, error in (
+        (("ls", "--store", tmp_path / "none"), "MemoryNotFound"),
+        (("import", long, "--store", tmp_path / "none"), "InvalidInput"),
+    ):
+        result = run(*command, "--json")
+        assert result.status == 2 and result.err.startswith("error: ")
+        assert result.json["error"]["name"] == error
 
 
 def test_a_closed_pipe_is_no_error(store: Path) -> None:
