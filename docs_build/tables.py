@@ -61,7 +61,7 @@ def results(name: str) -> dict[str, Any]:
 def readme_table() -> str:
     """The README's numbers: answers, first token and storage."""
     ways = results("questions-newwiki")["ways"]
-    first = results("first-token")
+    first = results("first-token-bfloat16")
     stored, kept = results("codecs-passages")["figures"]["int8"], results("stored-once")["rows"]
     text_bytes = kept["text alone"]["bytes"] / kept["text alone"]["tokens"]
     rows = [
