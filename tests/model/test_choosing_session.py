@@ -190,6 +190,8 @@ def test_a_follow_up_is_expanded_by_the_question_before_it(learned, tmp_path, mo
             # what was told is scored once, to know its document
             assert len(seen) == 1 + (told and asked.startswith("And the"))
         assert learned.tokenizer.decode(query.captured.ids).strip() == query.text
+        session.ask("> mlil\nWhere in mlil is the lamp?", lambda: None)  # a quote stays as typed
+        assert "> mlil\nWhere in mill is the lamp?" in learned.tokenizer.decode(session._local.ids)
 
 
 @pytest.mark.parametrize("separator", ["", "\n\n"])

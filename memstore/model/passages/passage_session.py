@@ -105,7 +105,7 @@ class PassageSession(AskSession):
         asked = asks(question)
         question, before = self._meant(question)
         if asked and self._retrieve:
-            question = spelled_as_held(self.reader, self.store, self._scope, question)
+            question = self._spelled(question)
         ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
         judged: Refusal | None = None
         if self._retrieve and self._scope:
@@ -146,7 +146,7 @@ class PassageSession(AskSession):
         """Choose passages by the question in a message. ids: of its turn; words: the typed ones;
         before: the question that it follows.
         """
-        query = query_of(message)
+        query = spelled_as_held(self.reader, self.store, self._scope, query_of(message))
         if query != message.strip():
             ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
         _check_length(words)
@@ -161,11 +161,17 @@ class PassageSession(AskSession):
         meant = resolved(query, self._asked)
         return (message, self._asked) if meant == query else (meant, "")
 
+    def _spelled(self, message: str) -> str:
+        """A message with its question spelled as it is searched; code and quotes stay as typed."""
+        query = query_of(message)
+        spelled = spelled_as_held(self.reader, self.store, self._scope, query)
+        return message.replace(query, spelled)
+
     def tell(self, question: str, answer: str) -> int:
         asked = asks(question)
         question, _ = self._meant(question)
         if asked:
-            question = spelled_as_held(self.reader, self.store, self._scope, question)
+            question = self._spelled(question)
             self._asked, self._best = query_of(question), None
         ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
         ids = [*ids, *self.reader.tokenizer.encode(answer)]
