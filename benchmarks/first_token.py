@@ -144,6 +144,8 @@ def read_options() -> argparse.Namespace:
     given = options.parse_args()
     if (given.model is None) == (given.shape is None) or (given.model and not given.text):
         options.error("name a --model with --text, or a --shape")
+    if (given.llama_python is None) != (given.gguf is None):
+        options.error("name --llama-python and --gguf together")
     return given
 
 

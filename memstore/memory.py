@@ -161,7 +161,8 @@ class Memory(Closing):
         """
         if where is not None and not isinstance(where, Mapping):
             raise InvalidInput(f"where must be a dict of labels, not {where!r}")
-        return [row for row in self.store.ready() if _matches(row, where)]
+        wanted, ready = _typed(where or {}), self.store.ready()
+        return [row for row in ready if all(label in _typed(row.labels) for label in wanted)]
 
     def remove(self, *names: str, erase: bool = False) -> list[Document]:
         """Remove documents: see MemoryStore.forget. If a name is unknown, raises DocumentNotFound
@@ -347,11 +348,6 @@ def _check_labels(labels: object) -> None:
     )
     if not plain:
         raise InvalidInput(f"labels must map names to plain values, not {labels!r:.50}")
-
-
-def _matches(document: Document, where: Labels | None) -> bool:
-    own = _typed(document.labels)
-    return all(label in own for label in _typed(where or {}))
 
 
 def _typed(labels: Labels) -> list[tuple[str, Any, bool]]:

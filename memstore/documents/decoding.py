@@ -71,7 +71,7 @@ def _guessed(data: bytes, notes: list[str]) -> str:
         return "utf-8"
     from charset_normalizer import from_bytes
 
-    # A short text with few bytes outside ASCII is Western: no guess is better.
+    # a short text with few bytes outside ASCII is too little for a guess; most are Western
     guessed = len(data) > 200 or 4 * sum(byte > 0x7F for byte in data) > len(data) + 20
     best = from_bytes(data[: 1 << 16], cp_isolation=_GUESSED).best() if guessed else None
     encoding = best.encoding if best else "cp1252"

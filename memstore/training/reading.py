@@ -190,8 +190,9 @@ class Steps(IterableDataset[list[list[Pack]]]):
             if as_text:  # where nothing is shared
                 pools = [[o for o in some if len(o.passages) <= 4][:_TEXTS] for some in pools]
             starts = range(0, len(pools), options.joined)
-            parts = [list(chain(*pools[at : at + options.joined])) for at in starts]
-            yield [[Pack(self.model, o, as_text=form) for form in forms] for o in parts if o]
+            joined = (list(chain(*pools[at : at + options.joined])) for at in starts)
+            parts = [part for part in joined if part]
+            yield [[Pack(self.model, part, as_text=form) for form in forms] for part in parts]
 
 
 class Reading:
@@ -230,7 +231,8 @@ class Reading:
         "both" gets the threshold of doubt that refuses a tenth of the answerable questions here;
         "unanswerable refused" is the share of unanswerable ones that it refuses.
         """
-        right, doubts = list[bool](), {True: list[float](), False: list[float]()}
+        right = list[bool]()
+        doubts: dict[bool, list[float]] = {True: [], False: []}  # by whether there is an answer
         unknown = self.model.tokenizer.encode(UNKNOWN)[0]
         for examples in packs:
             pack = Pack(self.model, examples, as_text=False)

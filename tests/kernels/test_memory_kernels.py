@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -121,9 +122,8 @@ class Step:
         local = LocalAttention(*(part.double() for part in vars(self.local).values()))
         return replace(self, **wide, local=local)
 
-    def attend(self, kernel: object, *, gated: bool) -> tuple[Tensor, Tensor]:
-        attention = kernel.memory_attention  # type: ignore[attr-defined]
-        output, mass = attention(**vars(self), gated=gated, return_mass=True)
+    def attend(self, kernel: ModuleType, *, gated: bool) -> tuple[Tensor, Tensor]:
+        output, mass = kernel.memory_attention(**vars(self), gated=gated, return_mass=True)
         assert mass is not None
         return output, mass
 

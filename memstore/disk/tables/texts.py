@@ -233,7 +233,9 @@ class TextTable:
     def tokens(
         self, txn: Transaction, document: Document, first: int, end: int | None = None
     ) -> TokenSpan:
-        """Content tokens `first` to `end` (None: all) that exist. Raises CorruptMemory."""
+        """Content tokens `first` to `end` (exclusive; None: all) of a document, fewer at its end.
+        Raises CorruptMemory.
+        """
         end = document.tokens if end is None else min(end, document.tokens)
         none = np.zeros(0, dtype=np.int64)
         if first >= end:

@@ -102,18 +102,15 @@ class PassageSession(AskSession):
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
-        asked = asks(question)
-        question, before = self._meant(question)
-        if asked and self._retrieve:
-            question = self._spelled(question)
-        ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
         judged: Refusal | None = None
         if self._retrieve and self._scope:
-            if asked:
-                self._choose_for(question, ids, words, before)
+            if asks(question):
+                question, query, before = self._meant(question)
+                self._choose_for(query, before)
                 judged = self.reader.refusal
             else:  # what is read now stays: "make that shorter" is about it
                 self.answered = True
+        ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
         answering()
         self.first_logits = self.doubt = self.evidence = None
         state = self.feed(ids)[-1]
@@ -142,37 +139,29 @@ class PassageSession(AskSession):
         states = self.read([])
         return None if states is None else states[-1]
 
-    def _choose_for(self, message: str, ids: Sequence[int], words: range, before: str) -> None:
-        """Choose passages by the question in a message. ids: of its turn; words: the typed ones;
-        before: the question that it follows.
-        """
-        query = spelled_as_held(self.reader, self.store, self._scope, query_of(message))
-        if query != message.strip():
-            ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
+    def _choose_for(self, query: str, before: str) -> None:
+        """Choose passages by a question. before: the question that it follows."""
+        ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
         _check_length(words)
         self.choose(query, ids, words, before)
         self._asked = query  # now, since a choice that fails may be repeated
 
-    def _meant(self, message: str) -> tuple[str, str]:
-        """A message, and the question that it follows. One about another thing is completed, and
-        follows none.
+    def _meant(self, message: str) -> tuple[str, str, str]:
+        """The message that the model reads, the question in it, and the question that this one
+        follows. Misspelt words of the question are corrected, but not those of code and quotes. A
+        question about another thing is completed, and follows none.
         """
-        query = query_of(message)
-        meant = resolved(query, self._asked)
-        return (message, self._asked) if meant == query else (meant, "")
-
-    def _spelled(self, message: str) -> str:
-        """A message with its question spelled as it is searched; code and quotes stay as typed."""
-        query = query_of(message)
-        spelled = spelled_as_held(self.reader, self.store, self._scope, query)
-        return message.replace(query, spelled)
+        typed = query_of(message)
+        meant = resolved(typed, self._asked)
+        query = spelled_as_held(self.reader, self.store, self._scope, meant)
+        if meant != typed:
+            return query, query, ""
+        return message.replace(typed, query), query, self._asked
 
     def tell(self, question: str, answer: str) -> int:
-        asked = asks(question)
-        question, _ = self._meant(question)
-        if asked:
-            question = self._spelled(question)
-            self._asked, self._best = query_of(question), None
+        if asks(question):
+            question, self._asked, _ = self._meant(question)
+            self._best = None
         ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
         ids = [*ids, *self.reader.tokenizer.encode(answer)]
         self.feed(ids)

@@ -18,6 +18,9 @@ from memstore.model.passages.selector import Captured, Gate, Selector
 from memstore.model.rotary import Positions
 from memstore.model.session import OnRead, ReadUnit, StepReads
 
+KeysValues = tuple[Tensor, Tensor]
+"""k and v [Hkv, n, D], position-free."""
+
 
 class PassageModel(ModelAdapter):
     """A model whose blocks are passages: a selector chooses them once for a question, and every
@@ -54,14 +57,12 @@ class PassageModel(ModelAdapter):
         """Whether this token ends an answer."""
 
     @abstractmethod
-    def prefix(self, adapt: bool = False) -> Sequence["KeysValues"]:
+    def prefix(self, adapt: bool = False) -> Sequence[KeysValues]:
         """Keys and values [1, Hkv, P, D] of the prefix in every layer, keys at their positions;
         empty without a prefix. Do not change them. adapt: compute with the reading adapter.
         """
 
 
-KeysValues = tuple[Tensor, Tensor]
-"""k and v [Hkv, n, D], position-free."""
 Observe = Callable[[int, Tensor], None]
 """Called with (layer_idx, attention mass of the last row on each remembered part [H, parts])."""
 
