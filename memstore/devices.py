@@ -64,18 +64,24 @@ def bfloat16_gain() -> float:
     """Speedup of matrix products on this CPU in bfloat16 over float32.
 
     Alternates the dtypes and takes the best try of each, in CPU time of this thread, so that other
-    processes do not count. Takes a few milliseconds (a quarter of a second on a CPU that is slow at
-    bfloat16). The matrices have the sizes of a batch of rows and a small model's MLP.
+    processes do not count; on one thread, since one that waits for another may spin. Takes a few
+    milliseconds (a quarter of a second on a CPU that is slow at bfloat16). The matrices have the
+    sizes of a batch of rows and a small model's MLP.
     """
     formats = (torch.float32, torch.bfloat16)
     rows, weights = torch.ones(256, 128), torch.ones(512, 128)
     operands = {dtype: (rows.to(dtype), weights.to(dtype)) for dtype in formats}
     best = dict.fromkeys(formats, float("inf"))
-    with torch.inference_mode():
-        for turn in range(6):
-            for dtype, pair in operands.items():
-                began = time.thread_time()
-                torch.nn.functional.linear(*pair)
-                if turn:  # the first prepares kernels
-                    best[dtype] = min(best[dtype], time.thread_time() - began)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            for turn in range(6):
+                for dtype, pair in operands.items():
+                    began = time.thread_time()
+                    torch.nn.functional.linear(*pair)
+                    if turn:  # the first prepares kernels
+                        best[dtype] = min(best[dtype], time.thread_time() - began)
+    finally:
+        torch.set_num_threads(threads)
     return best[torch.float32] / best[torch.bfloat16]

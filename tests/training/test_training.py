@@ -80,6 +80,24 @@ def test_training_takes_the_faster_precision_and_keeps_it(
     assert said == [chosen, chosen]
 
 
+def test_the_faster_precision_is_measured_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, threads = torch.nn.functional.linear, torch.get_num_threads()
+    seen = list[int]()
+
+    def measured(*operands: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return linear(*operands)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", measured)
+    torch.set_num_threads(2)
+    try:
+        devices.bfloat16_gain.__wrapped__()
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_on_a_gpu_is_near_that_on_the_cpu(
