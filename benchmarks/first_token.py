@@ -188,14 +188,14 @@ def measure(
 ) -> dict[str, Any]:
     """Seconds to the first token by way and number of passages."""
     text, question = text_of(reader, options)
-    if not store.ready():
-        reader.ingest(text, store, name="book", keep="kv")
-    ways: dict[str, Callable[[int], float]] = {}
     tokens, rival = {}, None
     if options.llama_python is not None:
         rival = LlamaCpp(
             options.llama_python, options.gguf, options.threads, flash=True, context=LONGEST_PROMPT
         )
+    if not store.ready():
+        reader.ingest(text, store, name="book", keep="kv")
+    ways: dict[str, Callable[[int], float]] = {}
     for count in options.passages:
         asked = Asked(reader, store, question, count)
         read = asked.read()

@@ -74,11 +74,14 @@ class LlamaCpp:
     def __init__(
         self, python: str, gguf: str, threads: int, *, flash: bool, context: int = 4096
     ) -> None:
-        """context: tokens of the longest prompt with its answer."""
+        """context: tokens of the longest prompt with its answer. Raises SystemExit."""
         given = [python, "-c", RIVAL, gguf, str(threads), "flash" if flash else "plain"]
-        self._process = subprocess.Popen(
-            [*given, str(context)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        try:
+            self._process = subprocess.Popen(
+                [*given, str(context)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        except OSError as error:
+            raise SystemExit(f"cannot run {python}: {error.strerror}") from None
         assert self._process.stdout is not None
         if self._process.stdout.readline().strip() != "ready":
             raise SystemExit(f"{python} runs no llama-cpp-python")

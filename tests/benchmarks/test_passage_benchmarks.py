@@ -22,6 +22,7 @@ pytest.importorskip("bm25s")
 from benchmarks import first_token
 from benchmarks.real import planted
 from benchmarks.real.baselines import Words
+from benchmarks.real.llama_cpp import LlamaCpp
 from benchmarks.real.passage_model import memory_of
 from benchmarks.real.plan import Blocks, Plan, Question, Stated
 from benchmarks.real.planted import CORPORA, load
@@ -191,6 +192,12 @@ def test_one_passage_gives_the_same_first_token_from_memory_and_as_text(
     }
     assert 0 < found["tokens"]["1"] < found["tokens"]["3"]
     assert all(f"{tier}, ms" in first_token.report(found) for tier in tiers)
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "/bin/false"])
+def test_a_python_that_cannot_run_llama_cpp_is_one_line(python: str) -> None:
+    with pytest.raises(SystemExit, match=python):
+        LlamaCpp(python, "model.gguf", 1, flash=True)
 
 
 # Planted questions
