@@ -13,10 +13,10 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, count, groupby, islice
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from memstore.errors import InvalidInput
 from memstore.hf.passage_adapter import HuggingFacePassageModel
@@ -168,31 +168,28 @@ class _Rows:
 
 
 @dataclass(eq=False)
-class Steps(IterableDataset[list[list[Pack]]]):
-    """The forward passes of optimizer steps, without end; each worker process draws different ones.
-    A writer's pack comes with its teacher's: the same examples as text.
+class Steps(Dataset[list[list[Pack]]]):
+    """The forward passes of optimizer steps by number, without end: a resumed run draws what an
+    uninterrupted one would. A writer's pack comes with its teacher's: the same examples as text.
     """
 
     model: HuggingFacePassageModel
     kind: Kind
     examples: Examples
     options: ReadingOptions
-    seed: int
 
-    def __iter__(self) -> Iterator[list[list[Pack]]]:
-        options, worker = self.options, get_worker_info()
-        rng = Random(f"{self.seed} {0 if worker is None else worker.id}")
+    def __getitem__(self, step: int) -> list[list[Pack]]:
+        options, rng = self.options, Random(f"{self.options.seed} {step}")
         drawn = self.examples.pools(rng, options.pool_tokens, options.most_passages)
-        while True:
-            as_text = self.kind == "both" and rng.random() < _AS_TEXT
-            forms = (False, True) if self.kind == "writer" else (as_text,)
-            pools = list(islice(drawn, options.pools))
-            if as_text:  # where nothing is shared
-                pools = [[o for o in some if len(o.passages) <= 4][:_TEXTS] for some in pools]
-            starts = range(0, len(pools), options.joined)
-            joined = (list(chain(*pools[at : at + options.joined])) for at in starts)
-            parts = [part for part in joined if part]
-            yield [[Pack(self.model, part, as_text=form) for form in forms] for part in parts]
+        as_text = self.kind == "both" and rng.random() < _AS_TEXT
+        forms = (False, True) if self.kind == "writer" else (as_text,)
+        pools = list(islice(drawn, options.pools))
+        if as_text:  # where nothing is shared
+            pools = [[o for o in some if len(o.passages) <= 4][:_TEXTS] for some in pools]
+        starts = range(0, len(pools), options.joined)
+        joined = (list(chain(*pools[at : at + options.joined])) for at in starts)
+        parts = [part for part in joined if part]
+        return [[Pack(self.model, part, as_text=form) for form in forms] for part in parts]
 
 
 class Reading:
@@ -321,12 +318,16 @@ def adapt_reading(
         reading.restore(path)
         done = f"{reading.seen:,} of {options.tokens:,} tokens are done"
         report(f"resuming at step {reading.step}: {done}; remove {path} to begin again")
-    # a resumed run draws new examples
-    steps = Steps(model, kind, learned, options, 1000 * options.seed + reading.step)
+    steps = DataLoader(
+        Steps(model, kind, learned, options),
+        batch_size=None,
+        sampler=count(reading.step),
+        num_workers=options.workers,
+    )
     before, losses = reading.seen, deque[float](maxlen=40)
     began = saved = time.monotonic()
     try:
-        for passes in DataLoader(steps, batch_size=None, num_workers=options.workers):
+        for passes in steps:
             if reading.seen >= options.tokens:
                 break
             share = reading.seen / options.tokens

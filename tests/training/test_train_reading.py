@@ -149,8 +149,8 @@ def test_training_an_adapter_learns_and_resumes_after_an_interrupt(of, tmp_path,
     def untrained(rank):
         return ReadingAdapter.untrained(fresh.model, rank, kind=of)
 
-    drawn = Steps(fresh, of, Examples(CONTEXTS, fresh), replace(options, pools=16, joined=4), 7)
-    passes = next(iter(drawn))
+    drawn = Steps(fresh, of, Examples(CONTEXTS, fresh), replace(options, pools=16, joined=4))
+    passes = drawn[0]
     assert len(passes) == 4
     readings = (Reading(fresh, one) for one in (run("whole"), untrained(16)))
     with torch.no_grad():
@@ -169,6 +169,7 @@ def test_training_an_adapter_learns_and_resumes_after_an_interrupt(of, tmp_path,
     again, ended = run("parts", said.append, tokens=1_000, workers=2), torch.load(checkpoint)
     assert said[1].startswith("resuming at step 1: ") and str(checkpoint) in said[1]
     assert ended["step"] > 1 and again.tokens == ended["seen"] >= 1_000
+    assert again.digest == run("uninterrupted", tokens=1_000).digest
     again.save(tmp_path / "adapter")  # a run that ended here goes on with its selector
     stored = ReadingAdapter.load(tmp_path / "adapter", fresh.model)
     assert run("parts", adapter=stored, tokens=1_000).digest == again.digest
