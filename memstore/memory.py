@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memstore.closing import Closing
 from memstore.compute import Compute
+from memstore.disk.files import check_free
 from memstore.disk.format.document import LABELS, Document
 from memstore.errors import DocumentExists, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
@@ -357,8 +358,7 @@ def _typed(labels: Labels) -> list[tuple[str, Any, bool]]:
 
 def _check_free(path: Path) -> None:
     """Raises InvalidInput for a directory where no memory can be created."""
-    inside = {child.name for child in path.iterdir()} if path.is_dir() else set()
-    if MANIFESTS in inside:
+    if (path / MANIFESTS).exists():
         raise InvalidInput(f"{path} is a published memory: open it as file://{path.resolve()}")
-    if inside:
-        raise InvalidInput(f"{path} is not empty and holds no memory; name a new directory")
+    if path.is_dir():
+        check_free(path)

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, StorageFull
 
 DATA, LOCK, WRITER, INDEX = "data.mdb", "lock.mdb", "writer.lock", "index"
-OWN_NAMES = {DATA, LOCK, WRITER, INDEX}
+_OWN_NAMES = {DATA, LOCK, WRITER, INDEX}
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -310,6 +310,16 @@ def named_os_errors(path: Path) -> Iterator[None]:
         if error.errno in NO_SPACE:
             raise storage_full(path, error.strerror) from error
         raise
+
+
+def check_free(path: Path) -> None:
+    """Refuse a directory with other files than a memory's. Raises InvalidInput, ReadOnlyMemory."""
+    with named_os_errors(path):
+        others = sorted({entry.name for entry in path.iterdir()} - _OWN_NAMES)
+    if others:
+        raise InvalidInput(
+            f"{path} is not empty ({others[0]}); name a new directory for the memory"
+        )
 
 
 def check_local(path: Path) -> None:

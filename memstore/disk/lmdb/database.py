@@ -16,7 +16,7 @@ import lmdb
 from memstore.closing import Closing
 from memstore.disk.files import (
     DATA,
-    OWN_NAMES,
+    check_free,
     check_one_name,
     lies_at,
     named_os_errors,
@@ -34,7 +34,6 @@ from memstore.disk.lmdb.transaction import (
 )
 from memstore.errors import (
     CorruptMemory,
-    InvalidInput,
     MemoryClosed,
     MemoryExists,
     MemoryLocked,
@@ -66,11 +65,7 @@ class Database(Closing):
         path = expanded(path)
         with named_os_errors(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            others = sorted({entry.name for entry in path.iterdir()} - OWN_NAMES)
-        if others:
-            raise InvalidInput(
-                f"{path} is not empty ({others[0]}); name a new directory for the memory"
-            )
+        check_free(path)
         if not os.access(path, os.W_OK | os.X_OK):
             raise ReadOnlyMemory(
                 f"{path} cannot be written; choose another directory or change its permissions"
