@@ -44,6 +44,7 @@ def open_memory(
     dtype: str | None = None,
     weights: str = "auto",
     create: bool = True,
+    codec: str | None = None,
     read_only: bool = False,
     options: OpenOptions | None = None,
 ) -> "Memory":
@@ -54,8 +55,9 @@ def open_memory(
     for the one that the memory was made with; for a new memory $MEMSTORE_MODEL, else a packaged
     model that is installed, else the landmark model that ships. device: "auto", "cpu", "cuda",
     "mps". dtype: "float32", "bfloat16", "float16", None for the fastest. weights: for generating
-    tokens: "auto", "full", "int8", "int4". create: a memory if there is none. read_only: neither
-    create nor change one. options: see OpenOptions.
+    tokens: "auto", "full", "int8", "int4". create: a memory if there is none. codec: of a new
+    memory, see MemoryStore.create; None for the model's. read_only: neither create nor change one.
+    options: see OpenOptions.
 
     Raises MemoryNotFound, WrongModel, InvalidInput, InvalidConfig, InvalidWeights, and what
     MemoryStore.open and MemoryStore.create raise.
@@ -76,7 +78,7 @@ def open_memory(
                 raise
             _check_free(expanded(path))  # before a model is loaded
             reader = loaded or reader_named(named or default_name(), compute=compute)
-            new: dict[str, Any] = {"codec": reader.codec, "selector": reader.keeps}
+            new: dict[str, Any] = {"codec": codec or reader.codec, "selector": reader.keeps}
             store = MemoryStore.create(path, reader.signature, exist_ok=True, **new, **opening)
             stack.enter_context(store)
         else:

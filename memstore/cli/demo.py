@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from memstore.child import python_command
 from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.options import Json, ModelOptions, new_model, option
+from memstore.cli.options import Json, ModelOptions, new_model_name, option
 from memstore.errors import InvalidInput, MemstoreError
 
 if TYPE_CHECKING:
@@ -44,11 +44,13 @@ def demo(
     The answers are shown with their sources and seconds, next to those of the same model with the
     best passage as text.
     """
+    from memstore.hf.models_by_name import reader_named
     from memstore.model.passages.passage_session import PassageAPI
 
     with TemporaryDirectory(prefix="memstore-demo-", ignore_cleanup_errors=True) as place:
         store = Path(place) / "memory"
-        model = new_model(store, model_options)
+        name = new_model_name(store, model_options.model)
+        model = reader_named(name, compute=model_options.compute)
         if not isinstance(model, PassageAPI):
             raise InvalidInput(
                 "the demo needs a language model: run `make models`, or name one with --model"

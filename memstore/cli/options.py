@@ -249,10 +249,7 @@ class Opening(Published, Tiers, ModelOptions):
 
 def _given(group: Any, kind: Any) -> dict[str, Any]:
     """The options of a group that were given, including 0, which the library checks."""
-    return _some({field.name: getattr(group, field.name) for field in fields(kind)})
-
-
-def _some(values: dict[str, Any]) -> dict[str, Any]:
+    values = {field.name: getattr(group, field.name) for field in fields(kind)}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -264,16 +261,18 @@ _SMALL_MODEL_NOTE = (
 )
 
 
-def new_model(store: Path | str, options: ModelOptions) -> "ModelAPI":
-    """Load the model for a new memory; print its name if the user chose none."""
-    from memstore.hf.models_by_name import MODEL_VARIABLE, default_name, reader_named
+def new_model_name(store: Path | str, name: str | None) -> str:
+    """The name of the model for a new memory; prints it if the user chose none."""
+    from memstore.hf.models_by_name import MODEL_VARIABLE, default_name
     from memstore.model.landmark import SHIPPED_NAME
 
-    name = options.model or default_name()
-    if options.model is None and not os.environ.get(MODEL_VARIABLE):
+    if name is not None:
+        return name
+    name = default_name()
+    if not os.environ.get(MODEL_VARIABLE):
         advice = _SMALL_MODEL_NOTE if name == SHIPPED_NAME else "--model chooses another"
         console.note(f"new memory in {store}, model {name}: {advice}")
-    return reader_named(name, compute=options.compute)
+    return name
 
 
 @contextmanager
@@ -285,39 +284,37 @@ def opened(
     read_only: bool = True,
     documents: Sequence[str] | None = None,
     make: bool = False,
-    **new: Any,
+    codec: str | None = None,
 ) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
-    """Open a memory and load its model; close the memory on exit. options: by default those of
+    """Open a memory with its model; close the memory on exit. options: by default those of
     `model_options`, an Opening.
 
-    make: create the memory if it does not exist; new: options of MemoryStore.create. documents:
-    must exist; checked before the model is loaded. Raises as MemoryStore.open and reader_of.
+    make: create the memory if it does not exist, with this codec. documents: must exist; those of a
+    directory are checked before the model is loaded. Raises as memstore.open.
     """
-    from memstore.hf.models_by_name import reader_of
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.open_options import on_device
 
     if options is None:
         assert isinstance(model_options, Opening)
         options = model_options.open_options(str(store))
+    name = model_options.model
     try:
-        if not is_url(store):
-            MemoryStore.open(store, read_only=True).close()  # fail before importing torch
+        if not is_url(store):  # fail before importing torch
+            with MemoryStore.open(store, read_only=True) as found:
+                found.ready(documents or ())
     except MemoryNotFound:
         if not make:
             raise
-        model = new_model(store, model_options)
-        new = {"codec": model.codec, "selector": model.keeps, "exist_ok": True, **_some(new)}
-        options = on_device(options, model_options.device)
-        with MemoryStore.create(store, model.signature, **new, **options) as memory:
-            model.check(memory)
-            yield model, memory
-        return
-    options = on_device(options, model_options.device)
-    with MemoryStore.open(store, read_only=read_only, **options) as memory:
-        if documents:
-            memory.ready(documents, to="ask")
-        name, compute = model_options.model, model_options.compute
-        model = reader_of(memory.signature, str(store), name, compute=compute)
-        model.check(memory)
-        yield model, memory
+        name = new_model_name(store, name)
+    from memstore.memory import open_memory
+
+    with open_memory(
+        store,
+        name,
+        **asdict(model_options.compute),
+        create=make,
+        codec=codec,
+        read_only=read_only,
+        options=options,
+    ) as memory:
+        yield memory.reader, memory.store

@@ -186,7 +186,7 @@ def test_search_says_that_nothing_answers(monkeypatch: pytest.MonkeyPatch, tmp_p
     reader, store = word_reader(gate=Gate((0.5,) * 5)), tmp_path / "mem"
     with MemoryStore.create(store, reader.signature, selector=reader.keeps) as memory:
         reader.ingest(OTHER, memory, name="boats")
-    monkeypatch.setattr("memstore.hf.models_by_name.reader_of", lambda *_, **__: reader)
+    monkeypatch.setattr("memstore.memory.reader_of", lambda *_, **__: reader)
     search = ("search", "Who was the first president?", "--store", store, "--by", "document")
     first, empty, head, _ = run(*search).out.splitlines()
     assert first == f"{NOT_SURE}. Closest passages:"
