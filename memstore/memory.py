@@ -137,11 +137,12 @@ class Memory(Closing):
         """
         if labels is not None:
             _check_labels(labels)
+        mode: Mode = "replace" if replace else "new"
         added = []
         for one in self._texts(paths, text, name, on_error):
+            one.labels = None if labels is None else dict(labels)
             try:
-                one.check()
-                added.append(self._read(one, labels, replace, progress))
+                added.append(self.reader.ingest(one, self.store, mode=mode, progress=progress))
             except (InvalidInput, DocumentExists) as error:  # of this text alone
                 if on_error is None:
                     raise
@@ -245,17 +246,6 @@ class Memory(Closing):
         return self.reader.search(phrase, self.store, documents=scope, top_k=top_k)
 
     # Helpers
-
-    def _read(
-        self, text: Text, labels: Labels | None, replace: bool, progress: Progress | None
-    ) -> Document:
-        """Read one text; the document keeps its labels unless it gets others."""
-        there = self.store.document(text.name) if self.store.has(text.name) else None
-        mode: Mode = "replace" if replace and there is not None else "new"
-        if labels is None and there is not None:
-            labels = there.labels or None
-        text.labels = None if labels is None else dict(labels)
-        return self.reader.ingest(text, self.store, mode=mode, progress=progress)
 
     def _scope(self, documents: Sequence[str] | None, where: Labels | None) -> Sequence[str] | None:
         """The names of the documents to ask; None for all."""

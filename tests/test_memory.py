@@ -127,8 +127,9 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
         (before,) = memory.documents()
         assert before.labels == {"author": "nobody", "year": 1921}
         assert memory.add(text=DIARY, name="diary")[0].labels == before.labels
+        uploaded = memory.reader.ingest("Less.", memory.store, name="diary", mode="replace")
         other = memory.add(text=DIARY + "More.", name="diary", replace=True)[0]
-        assert other.labels == before.labels
+        assert uploaded.labels == other.labels == before.labels
         assert memory.add(text=DIARY + "More.", name="diary", labels={"a": 1})[0].labels == {"a": 1}
         assert memory.label("diary", {}).labels == {}
         memory.add(text=DIARY, name="diary", replace=True, labels=before.labels)

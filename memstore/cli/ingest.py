@@ -269,8 +269,6 @@ class _FileIngest:
         """Read one text. which: "[2 of 7] " for one of many files."""
         known = self.memory.has(text.name)
         text.labels = self.labels
-        if text.labels is None and known:
-            text.labels = self.memory.document(text.name).labels or None
         name = console.one_line(text.name)
         began = time.monotonic()
         seen: list[IngestProgress] = []  # the latest only

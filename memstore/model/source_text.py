@@ -151,12 +151,16 @@ def ingest(
     """Ingest a text under text.name; return the finished document. read: writes the chunks from the
     writer's position on, and yields the characters before and after each.
 
-    A document with the same content is returned unchanged; an interrupted ingest resumes. Raises
-    InvalidInput for a text that cannot be read, StorageFull.
+    A document with the same content is returned unchanged; an interrupted ingest resumes. A
+    replaced document keeps its labels unless the text has others. Raises InvalidInput for a text
+    that cannot be read, StorageFull.
     """
     text.check()
+    metadata = text.metadata
+    if text.labels is None and store.has(text.name) and (kept := store.document(text.name).labels):
+        metadata[LABELS] = kept
     writer = store.write_document(
-        text.name, source_hash=text.digest, settings=settings, mode=mode, metadata=text.metadata
+        text.name, source_hash=text.digest, settings=settings, mode=mode, metadata=metadata
     )
     if writer is None:
         return _described(store, text)
