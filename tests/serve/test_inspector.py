@@ -259,6 +259,36 @@ def test_a_file_is_uploaded_asked_and_deleted(page, served, tmp_path):
     assert page.ask("document.querySelector('#scope summary').textContent") == "Scope"
 
 
+def test_an_ingest_is_watched_on_after_a_request_that_fails(page, served, tmp_path):
+    file = tmp_path / "attic.txt"
+    file.write_text("The attic is dry.\n")
+    uploads = TEXT.format("uploads")
+    page.click("[data-view=documents]")
+
+    def cut_off(shown):
+        page.ask(
+            """window.fetched = window.fetch, void (window.fetch = () =>
+            Promise.reject(new TypeError('Failed to fetch')))"""
+        )
+        page.until(f"{shown}.includes('cannot be reached')")
+        page.ask("void (window.fetch = window.fetched)")
+
+    with served.busy():
+        page.give_file("#files", file)
+        page.until(f"{uploads}.includes('waiting')")
+        cut_off(uploads)
+    page.until(f"{uploads}.includes('ingested, ')")
+    with served.busy():  # a document that another client uploads
+        served.service.documents.add(Access(), Text("The oven is hot.", "oven"))
+        page.click("[data-view=documents]")
+        page.until(STATE.format("=oven", "waiting"))
+        page.ask("document.getElementById('problem').textContent = ''")
+        cut_off(TEXT.format("problem"))
+    page.until(STATE.format("=oven", "ready"))
+    for name in (file.name, "oven"):
+        served.service.documents.delete(Access(), name)
+
+
 def test_dropped_files_are_ingested_and_their_text_is_escaped(page, served):
     script = f"""(() => {{ const data = new DataTransfer();
         data.items.add(new File([{json.dumps(HOSTILE * 40)}], '<b>pot.txt'));

@@ -97,6 +97,9 @@ export function upload(file, progress) {
 // fetch and its streams report a lost connection as a TypeError.
 export const reason = (error) => (error instanceof TypeError ? "the server cannot be reached" : error.message);
 
+// May the same request succeed later? Not if the server refused it.
+export const passes = (error) => !(error.status < 500);
+
 export function problem(error) {
   if (error !== null && error.name === "AbortError") return;
   $("problem").textContent = error === null ? "" : reason(error);

@@ -1,6 +1,6 @@
 // The documents of the memory: the list, files that are uploaded, and deletion.
 
-import { ABOUT, DOCUMENTS, get, problem, reason, remove, upload } from "./api.js";
+import { ABOUT, DOCUMENTS, get, passes, problem, reason, remove, upload } from "./api.js";
 import { $, bytes, count, el, figure, percent, when } from "./dom.js";
 import { onlyThese } from "./ask.js";
 import { openDocument } from "./document.js";
@@ -43,13 +43,14 @@ export function uploadsFrom(input) {
 export async function documentsShown() {
   const mine = ++latest;
   clearTimeout(timer);
+  const again = () => !$("view-documents").hidden && (timer = setTimeout(documentsShown, 5 * EVERY));
   try {
     const [{ data }, { stored }] = await Promise.all([get(DOCUMENTS), get(ABOUT)]);
     if (mine !== latest) return; // a later request is on its way
     $("totals").replaceChildren(...(stored === null ? [] : [
       figure(count(stored.documents), stored.documents === 1 ? "document" : "documents"),
       figure(count(stored.tokens), "tokens"), figure(bytes(stored.file_bytes), "on disk")]));
-    if (!$("view-documents").hidden && data.some(reading)) timer = setTimeout(documentsShown, 5 * EVERY);
+    if (data.some(reading)) again();
     const body = $("documents").tBodies[0], known = drawn;
     drawn = JSON.stringify(data.map(({ name, state, error, created }) => [name, state, error, created]));
     if (drawn === known) { // a button that asks for confirmation stays
@@ -62,6 +63,7 @@ export async function documentsShown() {
     onlyThese(data.map((one) => one.name));
   } catch (error) {
     problem(error);
+    if (mine === latest && passes(error)) again();
   }
 }
 
@@ -149,13 +151,19 @@ export async function add(file) {
     state.textContent = why.startsWith(`${file.name} `) ? why.slice(file.name.length + 1) : why;
   };
   try {
-    let row = await upload(file, (part) => (bar.value = part / 10));
+    let row = await upload(file, (part) => (bar.value = part / 10)), missed = null;
     shownSoon(); // it can be deleted while it waits
     while (row && reading(row)) {
       bar.value = 0.1 + 0.9 * row.progress;
-      state.textContent = stateOf(row);
-      const { data } = await later();
-      row = data.find((one) => one.name === row.name);
+      state.textContent = missed === null ? stateOf(row) : reason(missed);
+      try {
+        const { data } = await later();
+        row = data.find((one) => one.name === row.name);
+        missed = null;
+      } catch (error) {
+        if (!passes(error)) throw error;
+        missed = error;
+      }
     }
     bar.value = 1;
     if (row?.state === "ready" && !row.error) {
