@@ -4,6 +4,7 @@ import { DOCUMENTS, events, get, problem } from "./api.js";
 import { $, el } from "./dom.js";
 import { closeDocument } from "./document.js";
 import { failed, finished, newTurn } from "./turn.js";
+import { welcome } from "./welcome.js";
 
 const TURNS = 3; // earlier ones that are read again
 
@@ -123,6 +124,6 @@ function clear() {
   closeDocument();
   $("thread").replaceChildren();
   $("clear").hidden = true;
-  document.dispatchEvent(new Event("thread-cleared"));
+  welcome();
   $("question").focus();
 }

@@ -67,7 +67,7 @@ export async function documentsShown() {
   }
 }
 
-const reading = (one) => ["waiting", "ingesting"].includes(one.state);
+export const reading = (one) => ["waiting", "ingesting"].includes(one.state);
 const sizeOf = (one) => (one.bytes || one.state !== "ready" ? bytes(one.bytes) : "as text");
 const figures = (one) => [stateOf(one), count(one.tokens), count(one.blocks), sizeOf(one)];
 
@@ -118,7 +118,7 @@ function deletion(name) {
       problem(error);
     }
     documentsShown();
-    welcome(true);
+    welcome();
   });
   return button;
 }
@@ -128,7 +128,7 @@ function shownSoon() {
   soon ??= setTimeout(() => {
     soon = null;
     documentsShown();
-    welcome(true);
+    welcome();
   }, EVERY);
 }
 

@@ -38,8 +38,7 @@ async function begin() {
     problem(null);
     startAsking(served);
     startDocuments(served);
-    await welcome(served.write);
-    document.addEventListener("thread-cleared", () => welcome(served.write));
+    await welcome();
     if (served.tiers) sampleTiers(); // the first of the chart
   } catch (error) {
     problem(error);

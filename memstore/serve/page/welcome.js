@@ -2,7 +2,7 @@
 
 import { DOCUMENTS, get, problem } from "./api.js";
 import { $, el, plural } from "./dom.js";
-import { add, uploadsFrom } from "./documents.js";
+import { add, reading, uploadsFrom } from "./documents.js";
 import { ask } from "./ask.js";
 
 const EXAMPLE = "example-diary.txt";
@@ -24,15 +24,15 @@ export function startWelcome() {
   $("example").addEventListener("click", () => add(new File([DIARY], EXAMPLE, { type: "text/plain" })));
 }
 
-// Show the invitation if nothing was asked yet; write: may this page upload?
-export async function welcome(write) {
+// Show the invitation if the thread is empty.
+export async function welcome() {
   $("welcome").hidden = $("thread").childElementCount > 0;
   if ($("welcome").hidden) return;
   try {
     const { data } = await get(DOCUMENTS);
     const names = data.filter((one) => one.state === "ready").map((one) => one.name);
-    const reading = data.some((one) => ["waiting", "ingesting"].includes(one.state));
-    const state = names.length ? "ready" : reading ? "reading" : "empty", example = names.includes(EXAMPLE);
+    const state = names.length ? "ready" : data.some(reading) ? "reading" : "empty";
+    const example = names.includes(EXAMPLE), write = document.body.classList.contains("may-write");
     $("welcome").dataset.state = state;
     $("welcome-title").textContent = {
       ready: `Ask about ${plural(names.length, "document", "documents")}`,
