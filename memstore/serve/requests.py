@@ -27,4 +27,4 @@ class Lenient(BaseModel):
 class Strict(Lenient):
     """A request, or part of one, that refuses unknown parameters."""
 
-    model_config = ConfigDict(extra="forbid", str_max_length=1 << 26)
+    model_config = ConfigDict(extra="forbid")
