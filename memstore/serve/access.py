@@ -102,7 +102,7 @@ class Checks:
             scope.setdefault("state", {})["access"] = access
             uploads = path == UPLOADS and scope["method"] == "POST"
             if uploads:
-                check_writing(access)  # here, since FastAPI parses the body before a route's checks
+                check_writing(access)  # here, since FastAPI parses the body before the route runs
             most = self._settings.body_bytes if uploads else self._settings.json_bytes
             if int(headers.get("content-length", "0")) > most:  # digits only, as h11 checks
                 raise ApiError(413, _too_large(most))
@@ -178,12 +178,6 @@ def check_writing(access: Access) -> None:
         raise ApiError(403, "this key is read-only")
 
 
-def _writing(request: Request) -> Access:
-    access = access_of(request)
-    check_writing(access)
-    return access
-
-
 def _reading_all(request: Request) -> Access:
     access = access_of(request)
     if access.only:
@@ -191,9 +185,7 @@ def _reading_all(request: Request) -> Access:
     return access
 
 
-Reads = Annotated[Access, Depends(access_of)]
-"""For a route that reads."""
-Writes = Annotated[Access, Depends(_writing)]
-"""For a route that writes; 403 for a read-only key."""
+Rights = Annotated[Access, Depends(access_of)]
+"""For a route: the rights of the request's key."""
 ReadsAll = Annotated[Access, Depends(_reading_all)]
 """For a route that reports on the whole server; 403 for a key of some documents."""

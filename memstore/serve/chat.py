@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from memstore.serve.access import Reads
+from memstore.serve.access import Rights
 from memstore.serve.answers import Outcome
 from memstore.serve.api_errors import ApiError, as_api_error
 from memstore.serve.chat_request import ChatRequest
@@ -43,7 +43,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat(
-        request: Request, given: ChatRequest, access: Reads
+        request: Request, given: ChatRequest, access: Rights
     ) -> Response | dict[str, Any]:
         check_model(given.model)
         question = await run_in_threadpool(given.question, service, access)

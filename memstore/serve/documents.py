@@ -23,7 +23,7 @@ from memstore.errors import DocumentNotFound, MemoryLocked, MemstoreError
 from memstore.model.answer import Matches, block_texts
 from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
-from memstore.serve.access import UPLOADS, Access, Reads, Writes
+from memstore.serve.access import UPLOADS, Access, Rights, check_writing
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
 from memstore.serve.disconnect import unless_gone
 from memstore.serve.requests import Strict, entries
@@ -168,10 +168,11 @@ class Documents:
         mode: as ModelAPI.ingest. Raises ApiError: 403 for a name that the key may not write, 409
         for a name in use; Busy, Stopped, ReadOnlyMemory, InvalidInput for an empty text.
         """
+        check_writing(access)
         self._store.writable()
         name = text.name
         check_name(name)
-        if not access.write or not access.sees(name):
+        if not access.sees(name):
             raise ApiError(403, f"this key may not write a document {name!r}", param="name")
         text.check()
         if mode == "new":
@@ -191,8 +192,9 @@ class Documents:
 
     def delete(self, access: Access, name: str) -> None:
         """Delete a document and its upload. Raises ApiError (404; 409 for an upload that does not
-        stop), MemoryLocked, ReadOnlyMemory.
+        stop; 403 for a read-only key), MemoryLocked, ReadOnlyMemory.
         """
+        check_writing(access)
         self._store.writable()
         with self._lock:
             upload = self._uploads.get(name) if access.sees(name) else None
@@ -335,23 +337,23 @@ def router(documents: Documents) -> APIRouter:
 
     @routes.post(UPLOADS, status_code=202)
     async def upload(
-        access: Writes, given: Annotated[NewFile, Form(media_type="multipart/form-data")]
+        access: Rights, given: Annotated[NewFile, Form(media_type="multipart/form-data")]
     ) -> dict[str, Any]:
         text = await run_sync(_converted, given.file[0], given.name, limiter=limiter)
         await run_in_threadpool(documents.add, access, text, given.mode)
         return await run_in_threadpool(documents.row, access, text.name)
 
     @routes.get(UPLOADS)
-    def listed(access: Reads) -> dict[str, Any]:
+    def listed(access: Rights) -> dict[str, Any]:
         return {"object": "list", "data": documents.listed(access)}
 
     @routes.delete(f"{UPLOADS}/{{name:path}}")
-    def delete(name: str, access: Writes) -> dict[str, Any]:
+    def delete(name: str, access: Rights) -> dict[str, Any]:
         documents.delete(access, name)
         return {"object": "memstore.document.deleted", "name": name, "deleted": True}
 
     @routes.post("/v1/memstore/search")
-    async def search(request: Request, given: Search, access: Reads) -> dict[str, Any]:
+    async def search(request: Request, given: Search, access: Rights) -> dict[str, Any]:
         work = documents.search(access, given.query, given.documents, given.top_k)
         found = await unless_gone(request, work)
         data = [source.citation for source in found]
@@ -359,7 +361,7 @@ def router(documents: Documents) -> APIRouter:
 
     @routes.get("/v1/memstore/text")
     def text(
-        access: Reads,
+        access: Rights,
         document: str,
         first: Annotated[int, Query(ge=0, lt=2**48)] = 0,
         end: Annotated[int | None, Query(ge=0, lt=2**48)] = None,

@@ -11,7 +11,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from memstore import __version__
-from memstore.serve.access import Reads, ReadsAll
+from memstore.serve.access import ReadsAll, Rights
 from memstore.serve.service import Service
 
 _PAGE = Path(__file__).parent / "page"
@@ -49,7 +49,7 @@ def router(service: Service) -> APIRouter:
         return FileResponse(_PAGE / "index.html", headers=HEADERS)
 
     @routes.get("/v1/memstore")
-    def about(access: Reads) -> dict[str, Any]:
+    def about(access: Rights) -> dict[str, Any]:
         model, figures = service.model, ("documents", "tokens", "file_bytes")
         stats = None if access.only else service.store.stats()  # covers all documents
         return {
