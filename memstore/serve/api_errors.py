@@ -79,11 +79,6 @@ class Stopped(ApiError):
         super().__init__(503, "the server is stopping; ask again when it is back", code="stopping")
 
 
-def not_found(what: str, name: str) -> ApiError:
-    """The error for an object that does not exist, or that the client may not see."""
-    return ApiError(404, f"no {what} {name!r}")
-
-
 def as_api_error(error: BaseException) -> ApiError:
     """The response to an exception; an unexpected one is logged, and its text withheld."""
     if isinstance(error, ApiError):

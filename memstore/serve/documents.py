@@ -24,7 +24,7 @@ from memstore.model.answer import Matches, block_texts
 from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
 from memstore.serve.access import UPLOADS, Access, Rights, check_writing
-from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
+from memstore.serve.api_errors import ApiError, Busy, as_api_error
 from memstore.serve.disconnect import unless_gone
 from memstore.serve.requests import Strict, entries
 from memstore.serve.settings import ServeSettings
@@ -84,7 +84,7 @@ class Documents:
             return [document.name for document in self._store.ready() if access.sees(document.name)]
         for name in names:
             self.check(access, name)
-        return [document.name for document in self._store.ready(names)] if names else []
+        return [document.name for document in self._store.ready(names)]
 
     def chosen(self, access: Access, names: list[str] | None) -> Names:
         """The documents to search, for a question in the queue. Named documents must exist now;
@@ -97,7 +97,7 @@ class Documents:
     def check(self, access: Access, name: str) -> None:
         """Raises ApiError (404) if the document does not exist, or the key may not read it."""
         if not (access.sees(name) and self._store.has(name)):
-            raise not_found("document", name)
+            raise ApiError(404, f"no document {name!r}")
 
     def writable(self, access: Access) -> bool:
         """May a key add and delete documents?"""
