@@ -47,17 +47,17 @@ def router(service: Service) -> APIRouter:
     ) -> Response | dict[str, Any]:
         check_model(given.model)
         question = await run_in_threadpool(given.question, service, access)
-        pieces, outcome = service.ask(question)
         head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": service.name,
         }
         if given.stream:
+            pieces, outcome = service.ask(question)
             usage = given.stream_options.include_usage
             return await _streamed(request, _events(head, pieces, outcome, usage), pieces)
-        text = await _whole(request, pieces)
-        message = {"role": "assistant", "content": text, "refusal": None}
+        outcome = await unless_gone(request, service.ask_whole(question))
+        message = {"role": "assistant", "content": outcome.text, "refusal": None}
         return {
             **head,
             "object": "chat.completion",
@@ -95,16 +95,6 @@ async def _events(
     yield _DONE
 
 
-async def _whole(request: Request, pieces: AsyncGenerator[str, None]) -> str:
-    """The whole text. If the client disconnects, stops the answer and raises ApiError (499)."""
-
-    async def gather() -> str:
-        async with aclosing(pieces) as held:
-            return "".join([piece async for piece in held])
-
-    return await unless_gone(request, gather())
-
-
 def _event(data: Mapping[str, Any]) -> str:
     """One server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
@@ -118,8 +108,8 @@ async def _streamed(
     queue. A later error is an event.
     """
 
-    async def begun() -> str | None:
-        return await anext(events, None)
+    async def begun() -> str:
+        return await anext(events)
 
     try:
         first = await unless_gone(request, begun())
@@ -129,8 +119,7 @@ async def _streamed(
 
     async def body() -> AsyncIterator[str]:
         async with aclosing(pieces):  # ends the answer if the client disconnects
-            if first is not None:
-                yield first
+            yield first
             try:
                 async for one in events:
                     yield one

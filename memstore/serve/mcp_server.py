@@ -80,12 +80,7 @@ def mcp_server(
             await run_in_threadpool(held.chosen, caller, documents),
             may_read=caller.sees,
         )
-        pieces, outcome = service.ask(asked)
-        try:
-            async for _ in pieces:
-                pass
-        finally:
-            await pieces.aclose()
+        outcome = await service.ask_whole(asked)
         report = {name: outcome.memstore[name] for name in ("answered", "sources")}
         return {"answer": outcome.text, **report}
 

@@ -1,7 +1,7 @@
 """The parts of one server: a model, its memory, the thread that uses both, documents, metrics."""
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 
 from memstore.freed_memory import return_freed_memory
 from memstore.model.model_api import Chat, ModelAPI
@@ -54,6 +54,14 @@ class Service:
         """
         answer = QueuedAnswer(question, self._chat, self.settings.answer_seconds, self._end)
         return self.worker.steps(answer), answer.outcome
+
+    async def ask_whole(self, question: Question) -> Outcome:
+        """The outcome of an answer, once it is complete. Raises what `ask` and the answer raise."""
+        pieces, outcome = self.ask(question)
+        async with aclosing(pieces):
+            async for _ in pieces:
+                pass
+        return outcome
 
     def _chat(self, question: Question) -> AbstractContextManager[Chat]:
         if question.settings.get("from_memory", True) and not self.store.ready(question.documents):
