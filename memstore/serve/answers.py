@@ -176,14 +176,14 @@ def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
 def report_trace(
     trace: Trace,
     session: AskSession,
-    text: str | None,
+    text: str,
     sources: Sequence[Source],
     may_read: MayRead,
 ) -> dict[str, Any]:
     """The report of a traced answer: its sources with their tiers; the candidates and scores of a
     model that chooses once for a question; the sources of each token; and the costs.
 
-    text: the answer, if it is only a part of the tokens' text (stripped, or cut at a stop text).
+    text: the answer, which is a part of the tokens' text: stripped, or cut at a stop text.
     Candidates that the client may not see, or that were deleted, are left out.
     """
     reader = trace.reader
@@ -195,7 +195,6 @@ def report_trace(
     tokens = _tokens_of(text, trace)
     return {
         "reader": "landmarks" if reader.keeps is None else "choosing",
-        "answered": session.answered,
         "sources": [source.citation | {"tiers": sorted(source.tiers)} for source in sources],
         "choice": _choice(session, may_read),
         "tokens": [
@@ -226,12 +225,11 @@ def pieces(reader: ModelAdapter, tokens: Sequence[int]) -> list[str]:
     ]
 
 
-def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
+def _tokens_of(text: str, trace: Trace) -> list[tuple[str, TokenRead]]:
     """The tokens of `text`, which is a part of all tokens' text, and the sources of each."""
     texts = pieces(trace.reader, [read.token for read in trace.tokens])
-    whole = "".join(texts)
-    begin = whole.find(text) if text is not None else 0
-    if text is None or begin < 0:
+    begin = "".join(texts).find(text)
+    if begin < 0:
         return list(zip(texts, trace.tokens))
     parts, at = [], 0
     for piece, read in zip(texts, trace.tokens):

@@ -53,10 +53,10 @@ class Asked:
             after = session.lookups.done, session.lookups.skipped
             self.done, self.skipped = (b - a for a, b in zip(self.before, after))
             self.sources = sources_of(self.trace, store, 100)
-            self.told = report_trace(self.trace, session, None, self.sources, bool)
+            self.text = reader.tokenizer.decode(self.tokens)
+            self.told = report_trace(self.trace, session, self.text, self.sources, bool)
             best = sources_of(self.trace, store, 1, "4467")
             self.short = report_trace(self.trace, session, "4467", best, bool)
-        self.text = reader.tokenizer.decode(self.tokens)
         for_goats = Question(question, {}, list, trace=True, may_read="goats".__eq__)
         steps = QueuedAnswer(for_goats, lambda _: reader.chat(store), 60, lambda *_: None)
         assert "".join(steps)
@@ -130,8 +130,9 @@ def test_a_trace_starts_again_with_every_question(reader, store):
                 state = session.ask(question, trace.start)
             tokens = list(trace.tokens_of(session.generate(state, 4)))
             session.feed(reader.tokenizer.encode(" and then"))  # is not reported
-            said.append(report_trace(trace, session, None, [], bool))
-            assert "".join(pieces(reader, tokens)) == reader.tokenizer.decode(tokens)
+            text = "".join(pieces(reader, tokens))
+            said.append(report_trace(trace, session, text, [], bool))
+            assert text == reader.tokenizer.decode(tokens)
         assert len(said[1]["tokens"]) == 4
 
 
