@@ -28,16 +28,8 @@ _IDLE_SECONDS = 30  # keep-alive of an idle connection
 
 
 def create_app(service: Service) -> FastAPI:
-    """The app that serves a memory; closing it ends the service."""
-
-    @asynccontextmanager
-    async def alive(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        service.worker.refuse()
-
-    app = FastAPI(
-        title="memstore", version=__version__, lifespan=alive, docs_url=None, redoc_url=None
-    )
+    """The app that serves a memory."""
+    app = FastAPI(title="memstore", version=__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app, service.metrics.failed)
     for router in (
         chat.router(service),
