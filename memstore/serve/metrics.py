@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from memstore.serve.answers import Outcome
+from memstore.serve.api_errors import ApiError
+from memstore.store.memory_store import MemoryStore
 from memstore.tiers.slots import COUNTS
-
-if TYPE_CHECKING:
-    from memstore.serve.answers import Outcome
-    from memstore.serve.api_errors import ApiError
-    from memstore.store.memory_store import MemoryStore
 
 _HELP = {
     "hits": "Units (blocks of one KV head) looked up that were cached or being prefetched.",
@@ -43,7 +41,7 @@ class ServerMetrics:
     registry: of prometheus_client.
     """
 
-    def __init__(self, store: "MemoryStore", load: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, store: MemoryStore, load: Callable[[], Mapping[str, int]]) -> None:
         """load: returns the numbers of "active" and "waiting" questions, and of "jobs"."""
         self._store, self._load = store, load
         self.registry = CollectorRegistry(auto_describe=False)
@@ -93,11 +91,11 @@ class ServerMetrics:
                     families[-1].add_metric([tier], counts[name])
         return families
 
-    def failed(self, error: "ApiError") -> None:
+    def failed(self, error: ApiError) -> None:
         """Count a request that got an error response."""
         self._busy.inc(error.status == 429)
 
-    def ended(self, outcome: "Outcome", error: BaseException | None) -> None:
+    def ended(self, outcome: Outcome, error: BaseException | None) -> None:
         """Count an answer; error: None unless it failed or its client disconnected."""
         failed = "" if error is None else type(error).__name__
         self._duration.labels(failed).observe(outcome.seconds)
