@@ -174,11 +174,7 @@ def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
 
 
 def report_trace(
-    trace: Trace,
-    session: AskSession,
-    text: str,
-    sources: Sequence[Source],
-    may_read: MayRead,
+    trace: Trace, session: AskSession, text: str, sources: Sequence[Source], may_read: MayRead
 ) -> dict[str, Any]:
     """The report of a traced answer: its sources with their tiers; the candidates and scores of a
     model that chooses once for a question; the sources of each token; and the costs.

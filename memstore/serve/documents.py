@@ -15,7 +15,7 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Form, Query, Request, UploadFile
 from fastapi.concurrency import run_in_threadpool
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from memstore.disk.format.document import Document
 from memstore.documents import read
@@ -26,7 +26,7 @@ from memstore.model.source_text import Text
 from memstore.serve.access import UPLOADS, Access, Rights, check_writing
 from memstore.serve.api_errors import ApiError, Busy, as_api_error
 from memstore.serve.disconnect import unless_gone
-from memstore.serve.requests import Strict, entries
+from memstore.serve.requests import Phrase, Strict, entries
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Job, Worker
 from memstore.store.committed import Mode
@@ -292,14 +292,12 @@ class Documents:
 
 def _converted(file: UploadFile, name: str | None) -> Text:
     """The text of a file, as the document `name`, by default the last part of its filename: clients
-    may send whole paths. Raises ApiError, InvalidInput.
+    may send whole paths. Raises ApiError, UnreadableDocument.
     """
     filename = file.filename or ""
     name = name or filename.replace("\\", "/").rsplit("/", 1)[-1].strip()
     check_name(name)
-    text = Text(read(file.file.read(), filename or name), name)
-    text.check()
-    return text
+    return Text(read(file.file.read(), filename or name), name)
 
 
 def check_name(name: str) -> None:
@@ -325,7 +323,7 @@ class NewFile(Strict):
 class Search(Strict):
     """A request to search."""
 
-    query: Annotated[str, StringConstraints(max_length=8192, pattern=r"\S")]
+    query: Phrase
     documents: Annotated[list[str], entries()] | None = None
     top_k: Annotated[int, Field(ge=1, le=100)] = 5
 

@@ -18,6 +18,7 @@ from memstore.model.source_text import Text
 from memstore.serve.access import Access
 from memstore.serve.answers import Question
 from memstore.serve.api_errors import ApiError, as_api_error, of_validation
+from memstore.serve.requests import Phrase
 from memstore.serve.service import Service
 from memstore.store.committed import Mode
 
@@ -27,7 +28,6 @@ _ABOUT = (
 )
 _SECONDS_BETWEEN = 0.5  # least seconds between progress reports of an ingest
 
-Phrase = Annotated[str, Field(max_length=8192, pattern=r"\S")]
 Names = Annotated[list[str] | None, Field(description="Look in these documents only.")]
 Content = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 Name = Annotated[str, Field(description="The document's name.")]

@@ -1,6 +1,6 @@
 """Base classes of requests: null means absent, and the lengths of lists and texts are limited."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -8,6 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 def entries(most: int = 10_000, *, least: int = 0) -> Any:
     """The field of a list with `least` to `most` entries."""
     return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+Phrase = Annotated[str, Field(max_length=8192, pattern=r"\S")]
+"""A question or a phrase to search; not blank."""
 
 
 class Lenient(BaseModel):
