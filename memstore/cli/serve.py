@@ -73,7 +73,7 @@ def serve(
         active=active,
         waiting=waiting,
         body_bytes=ServeSettings.body_bytes if max_body is None else max_body,
-        hosts=tuple(name.lower() for name in allow_host or ()),
+        hosts=tuple(allow_host or ()),
         origins=tuple(url.rstrip("/").lower() for url in allow_origin or ()),  # as browsers do
     )
     keys = {} if api_key_file is None else read_keys(api_key_file)

@@ -15,10 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memstore.errors import InvalidInput
 from memstore.serve.api_errors import ApiError
-from memstore.serve.settings import ServeSettings
+from memstore.serve.settings import LOOPBACK, ServeSettings, in_url
 
 UPLOADS = "/v1/memstore/documents"
-_LOCAL = ("127.0.0.1", "localhost", "[::1]")
 _LEAST = 16  # characters of a key; fewer could be guessed
 
 
@@ -89,7 +88,7 @@ class Checks:
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, keys: Keys) -> None:
         self._app, self._settings, self._keys = app, settings, keys
-        self._hosts = {*_LOCAL, *settings.hosts, settings.host}
+        self._hosts = {in_url(host) for host in (*LOOPBACK, *settings.hosts, settings.host)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -21,7 +21,7 @@ from memstore.serve.access import Checks, Keys, access_of
 from memstore.serve.api_errors import install_error_handlers
 from memstore.serve.mcp_server import mcp_server
 from memstore.serve.service import Service
-from memstore.serve.settings import LOOPBACK, ServeSettings
+from memstore.serve.settings import LOOPBACK, ServeSettings, in_url
 
 _CLOSING_SECONDS = 4  # for connections to close after the last answers
 _IDLE_SECONDS = 30  # keep-alive of an idle connection
@@ -125,10 +125,9 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
         raise InvalidInput(message) from None
     with listening:
         host, port = listening.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
         gc.freeze()  # excludes the model's objects from garbage collection
         try:
-            _Server(service, lambda: ready(f"http://{shown}:{port}")).run([listening])
+            _Server(service, lambda: ready(f"http://{in_url(host)}:{port}")).run([listening])
         finally:
             gc.unfreeze()  # or triton reports its objects as leaked at the end of the process
 

@@ -36,3 +36,8 @@ class ServeSettings(Settings):
     # permitted clients
     hosts: tuple[str, ...] = ()  # host names of the server, besides those of loopback
     origins: tuple[str, ...] = ()  # origins of other web pages that may call it (CORS)
+
+
+def in_url(host: str) -> str:
+    """A host as URLs and the header Host write it: in lower case, IPv6 addresses in brackets."""
+    return (f"[{host}]" if ":" in host and not host.startswith("[") else host).lower()

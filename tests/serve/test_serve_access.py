@@ -37,7 +37,8 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A keyless server of short bodies, which one page of another host may call."""
-    settings = ServeSettings(body_bytes=4096, json_bytes=4096, origins=(PAGE,))
+    names = {"host": "FD00::A", "hosts": ("Barn.LAN", "fd00::b", "[fd00::c]"), "origins": (PAGE,)}
+    settings = ServeSettings(body_bytes=4096, json_bytes=4096, **names)
     with serving(tmp_path_factory.mktemp("bounded") / "mem", settings) as server:
         yield server
 
@@ -163,7 +164,10 @@ EVIL = (
 )
 
 
-@pytest.mark.parametrize("host", [*EVIL, "LOCALHOST:1", "[::1]:8741"])
+OWN = ("LOCALHOST:1", "[::1]:8741", "[fd00::a]:8741", "barn.lan", "[FD00::B]", "[fd00::c]:80")
+
+
+@pytest.mark.parametrize("host", [*EVIL, *OWN])
 def test_a_foreign_host_header_is_refused(bounded: Served, host: str) -> None:
     with bounded.client() as client:
         answer = client.get("/v1/models", headers={"Host": host})
