@@ -7,7 +7,6 @@ from msgspec import Meta
 
 from memstore.decode import Settings
 
-PORT = 8741
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Some = Annotated[int, Meta(ge=1)]
@@ -21,7 +20,7 @@ class ServeSettings(Settings):
     """The settings. Raises InvalidInput for a value out of range."""
 
     host: str = "127.0.0.1"  # address to listen on
-    port: Annotated[int, Meta(ge=0, le=65535)] = PORT  # 0: any free port
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8741  # 0: any free port
     # limits
     active: Some = 8  # questions answered concurrently
     waiting: Count = 64  # questions and searches in the queue; more get status 429

@@ -6,7 +6,7 @@ const KEY = "memstore-key";
 export const ABOUT = "/v1/memstore";
 export const DOCUMENTS = "/v1/memstore/documents";
 
-export class Refused extends Error {
+class Refused extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
@@ -17,7 +17,7 @@ export function useKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-export function headers(more = {}) {
+function headers(more = {}) {
   const key = sessionStorage.getItem(KEY);
   return key ? { Authorization: `Bearer ${key}`, ...more } : more;
 }
