@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.serve import mcp_server as tools
 from memstore.serve.access import Access
+from support.commands import start
 from support.diary import ANSWER, DIARY, QUESTION, write_diary
 from support.paths import ROOT
 from support.serving import Served, serving
@@ -37,11 +38,6 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, reader: LandmarkModel) -> An
     directory = write_diary(tmp_path_factory.mktemp("keyed") / "m", reader)
     with serving(directory, model=reader, keys=KEYS, diary=False) as server:
         yield server
-
-
-def environment() -> dict[str, str]:
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": paths}
 
 
 async def use_every_tool(client: Client) -> None:
@@ -79,7 +75,7 @@ def test_every_tool_is_called_over_http(keyed: Served, mode: str) -> None:
 def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) -> None:
     write_diary(tmp_path / "m", reader)
     command = ["-m", "memstore", "mcp", "--store", "~/m"]
-    home = {**environment(), "HOME": str(tmp_path)}
+    home = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     server = StdioServerParameters(command=sys.executable, args=command, env=home)
 
     async def work() -> None:
@@ -181,10 +177,9 @@ def test_a_cancelled_ingest_can_be_resumed(keyed: Served, monkeypatch: pytest.Mo
 @pytest.mark.services
 def test_a_signal_ends_an_idle_mcp_process_cleanly(tmp_path: Path, reader: LandmarkModel) -> None:
     memory = write_diary(tmp_path / "m", reader)
-    command = [sys.executable, "-m", "memstore", "mcp", "--store", str(memory)]
     ask = {"jsonrpc": "2.0", "id": 1, "method": "server/no", "params": {}}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment(), text=True, **pipes) as process:  # type: ignore[call-overload]
+    with start("mcp", "--store", memory, fresh=True, **pipes) as process:
         process.stdin.write(json.dumps(ask) + "\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["id"] == 1
