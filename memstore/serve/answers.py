@@ -5,12 +5,12 @@ session, and the outcome with its sources and an optional trace of every token.
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Source, refusal
+from memstore.model.answer import Answer, Source
 from memstore.model.model_api import Chat
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.session import AskSession, BlockId, Continuation, TokenRead, Trace, read_pending
@@ -103,12 +103,12 @@ class QueuedAnswer(Iterator[str]):
                 self._chat = chat
                 yield from self._read_turns(chat, until)
                 answer = yield from self._generate(chat, until)
-                outcome.text, outcome.refused = answer.text, answer.refused
+                shown = [one for one in answer.sources if question.may_read(one.document)]
+                answer = replace(answer, sources=shown)
+                outcome.text, outcome.refused = str(answer), answer.refused
                 outcome.finish_reason = answer.finish_reason
                 outcome.memstore = _report(question, chat, answer)
                 if answer.refused:
-                    shown = [one for one in answer.sources if question.may_read(one.document)]
-                    outcome.text = refusal(shown, answer.needed, answer.doubt)
                     yield outcome.text
         except BaseException as error:
             failed = error
@@ -156,17 +156,16 @@ def decode_batch(works: Sequence[Iterator[Any]]) -> None:
 
 
 def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
-    """The `memstore` field of the answer."""
-    may_read = question.may_read
-    sources = [source for source in answer.sources if may_read(source.document)]
+    """The `memstore` field of an answer with the sources that the client may see."""
     report: dict[str, Any] = {
         "answered": answer.answered,
         "needed": answer.needed,
         "doubt": answer.doubt,
-        "sources": [source.citation for source in sources],
+        "sources": [source.citation for source in answer.sources],
     }
     if question.trace:
-        report |= report_trace(chat.trace, chat.session, answer.text, sources, may_read)
+        trace, session, may_read = chat.trace, chat.session, question.may_read
+        report |= report_trace(trace, session, answer.text, answer.sources, may_read)
     return report
 
 
