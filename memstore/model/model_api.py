@@ -149,7 +149,7 @@ class ModelAPI(ModelAdapter):
         """Context with one session for several questions."""
         trace = Trace(self)
         with closing(self.session(store, documents, on_read=trace, **lookup)) as session:
-            yield Chat(self, session, trace, documents)
+            yield Chat(session, trace, documents)
 
     def search(
         self,
@@ -189,12 +189,10 @@ class Chat:
     that the memory has then.
     """
 
-    def __init__(
-        self, reader: ModelAdapter, session: AskSession, trace: Trace, documents: Names = None
-    ) -> None:
+    def __init__(self, session: AskSession, trace: Trace, documents: Names = None) -> None:
         """trace: the session's OnRead. documents: those that the session searches."""
         self.session, self.trace = session, trace
-        self._reader, self._documents, self._asked = reader, documents, False
+        self._documents, self._asked = documents, False
         # generates the tokens of the last answer
         self.continuation: Continuation | None = None
         self.prompt_tokens = 0  # read before the first token of the last answer
@@ -209,9 +207,10 @@ class Chat:
         """`ask` piece by piece: yields the text while it is generated, an empty piece for a token
         that completes no character, and returns the answer.
         """
-        chosen = self._reader.answering.changed(**settings)
+        session, trace = self.session, self.trace
+        reader, store = session.reader, session.store
+        chosen = reader.answering.changed(**settings)
         _check_phrase("question", question)
-        session, trace, store = self.session, self.trace, self.session.store
 
         def read(work: Callable[[], Any]) -> Any:
             def attempt() -> Any:  # with the documents that the memory has now
@@ -231,7 +230,7 @@ class Chat:
             self.continuation = None
             state = read(partial(session.ask, question, trace.start))
         self.prompt_tokens = session.read_tokens
-        said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
+        said = Detokenizer(reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
         silent = chosen.from_memory and not session.answered
         if not session.answered and not silent:
             with trace.step():
@@ -267,7 +266,7 @@ class Chat:
                 if len(sources) < most:
                     with suppress(DocumentNotFound):  # deleted since
                         found = store.document(document)
-                        sources.append(Source.of(self._reader, store, found, block, score))
+                        sources.append(Source.of(reader, store, found, block, score))
         else:
             sources = sources_of(trace, store, most, said.text, session.same)
         return Answer(
