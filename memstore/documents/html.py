@@ -83,7 +83,9 @@ def xml_tree(data: bytes, *, html: bool = False) -> Any:
 class Walk:
     """Collects blocks from the trees of one document, and counts its pictures."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, bar: str = " | ") -> None:
+        """bar: between the cells of a row."""
+        self._bar = bar
         self.pictures = self._verbatim = 0
         self._left = self._most = limits.characters
         self._copies = _COPIES
@@ -222,9 +224,9 @@ class Walk:
         lines = list[str]()
         for line in grid:
             cells = (line.get(column, "") for column in range(max(line, default=-1) + 1))
-            lines.append(" | ".join(cells).rstrip(" |").lstrip())
+            lines.append(self._bar.join(cells).rstrip(f" {self._bar}").lstrip(" "))
             self._count(lines[-1])
-        return "\n".join(line for line in lines if line.strip(" |"))
+        return "\n".join(line for line in lines if line.strip(f" {self._bar}"))
 
 
 def _number(node: Any, name: str, otherwise: int) -> int:

@@ -137,6 +137,7 @@ def records(rows: Iterable[list[str]]) -> Iterator[Block]:
 def read_odf(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
     """Text, sheets or slides: OpenDocument's XML renamed to HTML."""
     root, walk, copies = xml_tree(members["content.xml"]), Walk(limits), 0
+    cells = Walk(limits, bar="\0")  # which no cell has
     trees = [root, xml_tree(members.get("styles.xml", b"<none/>"))]
     raised = {
         style.get("name"): style.xpath("string(text-properties/@text-position)")
@@ -175,10 +176,10 @@ def read_odf(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Ite
         yield Block("", PAGE, str(number))
         yield from walk.blocks(slide)
     for sheet in root.xpath("body/spreadsheet/table"):
-        if text := "\n".join(block.text for block in walk.blocks(sheet)):
+        if text := "\n".join(block.text for block in cells.blocks(sheet)):
             yield Block(sheet.get("name", ""), 1)
-            yield from records(row.split(" | ") for row in text.split("\n"))
+            yield from records(row.split("\0") for row in text.split("\n"))
     for body in root.xpath("body/text"):
         yield from walk.blocks(body)
-    if walk.pictures:
-        notes.append(f"pictures are not read ({walk.pictures:,})")
+    if pictures := walk.pictures + cells.pictures:
+        notes.append(f"pictures are not read ({pictures:,})")

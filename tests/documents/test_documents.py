@@ -253,6 +253,10 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         "The Weir\n\nTwo gates.\n\nNorth | Delby\nNorth | Lukton",
     ),
     "a.ods": (made.zipped({"content.xml": made.ODS}), "Fees\n\nCity | Fee\nCity: 7 | Fee: 7"),
+    "gaps.ods": (
+        made.zipped({"content.xml": made.GAPS}),
+        "Fees\n\nCity | Fee | Note\nFee: 5 | Note: late\nCity: a | b | Note: paid",
+    ),
     "fees.csv": (b"City;Fee\nDelby;4\nLukton;", "City | Fee\nCity: Delby | Fee: 4\nCity: Lukton"),
     "plain.csv": (b'1,2\r3,"4\r5"\r', "1 | 2\n3 | 4 5"),
     "a.eml": (

@@ -328,6 +328,16 @@ ODS = ODF.format(
     "table:number-columns-repeated='2'><text:p>7</text:p></table:table-cell></table:table-row>"
     "</table:table></office:spreadsheet>"
 )
+_ROW = "<table:table-row>{}</table:table-row>"
+_CELL = "<table:table-cell><text:p>{}</text:p></table:table-cell>"
+GAPS = ODF.format(
+    "<office:spreadsheet><table:table table:name='Fees'>"
+    + "".join(
+        _ROW.format("".join(map(_CELL.format, row)))
+        for row in (("City", "Fee", "Note"), ("", "5", "late"), ("a | b", "", "paid"))
+    )
+    + "</table:table></office:spreadsheet>"
+)
 MAIL = (
     "From: Ada <ada@example.org>\nSubject: =?utf-8?q?The_m=C3=BChle?=\nMIME-Version: 1.0\n"
     'Content-Type: multipart/mixed; boundary="b"\n\n--b\nContent-Type: text/plain; charset=utf-8\n'
