@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from html import escape
 from typing import Any
 
@@ -23,6 +23,10 @@ _ODF = {
     "annotation": "aside", "note-body": "aside", "note-citation": "sup", "page": "section",
     "notes": "aside", "tracked-changes": "template", "covered-table-cell": "template",
 }  # fmt: skip
+# Of a number format: digits; words and names of currencies; what is not shown
+_FORM = re.compile(
+    r'([#0?][#0?,.]*(?:E[+-]0+)?)|"([^"]*)"|\\(.)|\[\$([^\]-]*)[^\]]*\]|\[[^\]]*\]|[_*].'
+)
 _COPIES = 10_000  # of cells and rows that an OpenDocument sheet repeats
 
 
@@ -94,16 +98,33 @@ def _shown(value: Any, form: str) -> str:
     """A cell's value in its number format, for the commonest formats."""
     if isinstance(value, datetime) and value.time() == time():
         return value.date().isoformat()
+    if isinstance(value, timedelta) and value >= timedelta():
+        minutes, seconds = divmod(round(value.total_seconds()), 60)
+        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
-    places = re.search(r"0\.(0+)", form)
-    percent = form.rstrip("_) ").endswith("%")
-    if not places and not percent and form == "General":
+    form = form.split(";")[0]  # of positive numbers
+    bare = _FORM.sub(lambda found: "0" if found[1] else "", form)
+    if bare.count("0") != 1 or "/" in bare or re.search(r"\[[<>=]", form):
         return f"{value:.15g}"
-    digits = f"{',' if '#,' in form else ''}.{len(places[1]) if places else 0}f"
-    shown = format(value * 100 if percent else value, digits)
-    unit = re.search(r"[€$£¥](?![-\d])", form)
-    return shown + ("%" if percent else f" {unit[0]}" if unit else "")
+    digits = next(found[1] for found in _FORM.finditer(form) if found[1])
+    thousands = len(digits) - len(digits.rstrip(","))
+    amount = abs(value) * (100 if "%" in bare else 1) / 1000**thousands
+    whole, _, places = digits.rstrip(",").partition("E")[0].partition(".")
+    if "E" in digits:
+        shown = f"{amount:.{len(places)}E}"
+    else:
+        width = whole.count("0") + len(places) + bool(places)
+        shown = f"{amount:0{width}{',' if ',' in whole else ''}.{len(places)}f}"
+        while places.endswith(("#", "?")) and shown.endswith("0"):
+            places, shown = places[:-1], shown[:-1]
+
+    def written(found: re.Match[str]) -> str:
+        return (
+            shown.rstrip(".") if found[1] else found[found.lastindex or 0] * bool(found.lastindex)
+        )
+
+    return "-" * (value < 0) + _FORM.sub(written, form).strip()
 
 
 def read_csv(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:

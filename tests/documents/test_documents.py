@@ -4,6 +4,7 @@ headings.
 
 import io
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -329,6 +330,32 @@ def test_rows_of_a_workbook_have_the_names_of_their_columns() -> None:
     )
     assert document.places == (Place(0, 1, "Fees"),)
     assert document.notes == ("formulas without a stored value are not read (1)",)
+
+
+def test_values_of_a_workbook_are_shown_in_their_number_formats() -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    shown = [
+        (100, "[$€-407] #,##0.00", "€ 100.00"),
+        (1234.5, '#,##0.00 "kr"', "1,234.50 kr"),
+        (100, '_-* #,##0.00\\ "€"_-;-* @', "100.00 €"),
+        (-3.5, "[$$-409]0.00;[Red]0", "-$3.50"),
+        (1234567, '0.0,,"M"', "1.2M"),
+        (5, "00000", "00005"),
+        (7, '0"%"', "7%"),
+        (1.5, "0.##", "1.5"),
+        (1.5, "@", "1.5"),
+        (0.5, "# ?/?", "0.5"),
+        (5, '[>999]0,"k";0', "5"),
+        (1234567, "0.00E+00", "1.23E+06"),
+        (timedelta(hours=27, minutes=3), "[h]:mm:ss", "27:03:00"),
+    ]
+    book = openpyxl.Workbook()
+    for row, (value, form, _) in enumerate(shown, 1):
+        cell = book.active.cell(row, 1, value)
+        cell.number_format = form
+    out = io.BytesIO()
+    book.save(out)
+    assert converted(out.getvalue(), "a.xlsx").text.split("\n")[2:-1] == [one for *_, one in shown]
 
 
 def test_slides_are_pages_with_tables_and_notes() -> None:
