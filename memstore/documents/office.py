@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from datetime import datetime, time, timedelta
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 from memstore.disk.format.document import PAGE
@@ -27,6 +28,7 @@ _ODF = {
 _FORM = re.compile(
     r'([#0?][#0?,.]*(?:E[+-]0+)?)|"([^"]*)"|\\(.)|\[\$([^\]-]*)[^\]]*\]|\[[^\]]*\]|[_*].'
 )
+_NUMBER = re.compile(r"[-+]?[€$£¥]? ?[\d.,]+ ?(?:[%€$£¥]| [^\W\d]{1,3})?")
 _COPIES = 10_000  # of cells and rows that an OpenDocument sheet repeats
 
 
@@ -84,9 +86,11 @@ def read_xlsx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
                 rows[row][span.min_col] = text
         if rows:
             yield Block(clean(sheet.title), 1)
+        first = min(map(min, rows.values()), default=1)
+        numbers = sorted({*rows, *(number - 1 for number in rows)})  # and empty rows before them
         yield from records(
-            [row.get(column, "") for column in range(1, max(row) + 1)]
-            for _, row in sorted(rows.items())
+            [row.get(column, "") for column in range(first, max(row, default=0) + 1)]
+            for row in (rows.get(number, {}) for number in numbers)
         )
     sheets = b"".join(part for name, part in members.items() if name.startswith("xl/worksheets/"))
     empty = len(re.findall(rb"</f>(?:<v\s*/>|<v></v>)?</c>", sheets))
@@ -140,19 +144,38 @@ def read_csv(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
 
 
 def records(rows: Iterable[list[str]]) -> Iterator[Block]:
-    """Rows as lines; if the first full row is a header, each cell follows its column's name."""
+    """Rows as lines; if the first full row of a table is a header, each cell follows its column's
+    name. After an empty row another table may begin: names stand where numbers were.
+    """
     names: list[str] | None = None
+    counted, apart = set[int](), False  # columns with numbers; is this the first row after a gap?
     for row in rows:
         row = [" ".join(cell.split()) for cell in row]
-        filled = [cell for cell in row if cell]
+        filled = {column: cell for column, cell in enumerate(row) if cell}
+        if not filled:
+            apart = True
+            continue
+        if apart and counted & filled.keys() and _is_header(row):
+            names, counted = None, set()
+        title = apart and len(filled) == 1
+        counted |= {column for column, cell in filled.items() if _NUMBER.fullmatch(cell)}
         if names is None and len(filled) > 1:
-            numbers = any(re.fullmatch(r"[-+]?[\d.,]+ ?%?", cell) for cell in filled)
-            names = [] if numbers or len(set(filled)) < len(filled) else row
-        elif names:
+            names = row if _is_header(row) else []
+        elif names and not title:
             padded = [*names, *[""] * (len(row) - len(names))]
             row = [f"{name}: {cell}" if name else cell for name, cell in zip(padded, row) if cell]
-        if filled:
-            yield Block(" | ".join(row).rstrip(" |"), item=True)
+        apart = title
+        yield Block(" | ".join(row).rstrip(" |").lstrip(" |" if row is names else " "), item=True)
+
+
+def _is_header(row: list[str]) -> bool:
+    """Has it several names, all different, and no numbers but years in a run?"""
+    filled = [cell for cell in row if cell]
+    numbers = [cell for cell in filled if _NUMBER.fullmatch(cell)]
+    years = all(re.fullmatch("(?:19|20)[0-9]{2}", one) for one in numbers)
+    steps = {int(after) - int(before) for before, after in pairwise(numbers) if years}
+    run = steps in ({1}, {-1}) and len(numbers) < len(row)
+    return 1 < len(filled) == len(set(filled)) and (run or not numbers)
 
 
 def read_odf(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:

@@ -259,6 +259,11 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         "Fees\n\nCity | Fee | Note\nFee: 5 | Note: late\nCity: a | b | Note: paid",
     ),
     "fees.csv": (b"City;Fee\nDelby;4\nLukton;", "City | Fee\nCity: Delby | Fee: 4\nCity: Lukton"),
+    "tables.csv": (
+        b"Name,Age\nAda,3\n,,\nBo,4\n,,\nFees,\nCity,2019,2020\nDelby,4,5\n",
+        "Name | Age\nName: Ada | Age: 3\nName: Bo | Age: 4\n"
+        "Fees\nCity | 2019 | 2020\nCity: Delby | 2019: 4 | 2020: 5",
+    ),
     "plain.csv": (b'1,2\r3,"4\r5"\r', "1 | 2\n3 | 4 5"),
     "a.eml": (
         b"Cc: b@[1.2\n" + made.MAIL.encode(),  # an address that Python's parser fails on
@@ -320,13 +325,14 @@ def test_rows_of_a_workbook_have_the_names_of_their_columns() -> None:
         sheet.append(row)
     sheet.merge_cells("A2:A3")
     sheet["C2"].number_format = sheet["C3"].number_format = "0%"
+    sheet["B6"], sheet["C6"], sheet["B7"], sheet["C7"] = "Town", "Toll", "Sedge", 4  # a table below
     sheet["D9"] = "=C2"
     out = io.BytesIO()
     book.save(out)
     document = converted(out.getvalue(), "a.xlsx")
     assert document.text == (
         "Fees\n\nRegion | City | Share\nRegion: North | City: Delby | Share: 15%\n"
-        "Region: North | City: Lukton | Share: 50%\n"
+        "Region: North | City: Lukton | Share: 50%\nTown | Toll\nTown: Sedge | Toll: 4\n"
     )
     assert document.places == (Place(0, 1, "Fees"),)
     assert document.notes == ("formulas without a stored value are not read (1)",)
