@@ -13,9 +13,10 @@ from memstore.documents.detect import zipped
 from memstore.documents.html import ITEM, Walk, html_tree
 from memstore.errors import UnreadableDocument
 
-_M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
-_MC = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+MC = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
 _STYLES = "\n".join(f"p.Memstore{depth} => p.{ITEM}{depth}:fresh" for depth in range(9))
+_JOINED = {"m": "; ", "eqArr": "; ", "mr": ", ", "func": " "}  # parts of a formula, by its name
 _ROMAN = (
     ("", "m", "mm", "mmm"),
     ("", "c", "cc", "ccc", "cd", "d", "dc", "dcc", "dccc", "cm"),
@@ -67,15 +68,15 @@ class _Document:
     def written_out(self) -> bytes:
         """Write numbers, headings and formulas as text, and remove hidden text."""
         w = self._w
-        for node in [*self._root.iter(f"{w}moveFrom", f"{_MC}Choice", f"{w}vanish")]:
+        for node in [*self._root.iter(f"{w}moveFrom", f"{MC}Choice", f"{w}vanish")]:
             node = node.getparent().getparent() if node.tag == f"{w}vanish" else node
             if node.tag in (f"{w}moveFrom", f"{w}r") or node.getnext() is not None:
                 node.getparent().remove(node)
         for tag, text_of in (
-            ("oMath", _formula),
+            ("oMath", formula),
             ("oMathPara", lambda one: "".join(one.itertext())),
         ):
-            for node in [*self._root.iter(_M + tag)]:
+            for node in [*self._root.iter(M + tag)]:
                 node.getparent().replace(node, self._run(text_of(node)))
         for paragraph in self._root.iter(f"{w}p"):
             if (form := paragraph.find(f"{w}pPr")) is not None:
@@ -174,12 +175,29 @@ def _shown(number: int, form: str) -> str:
     return shown.upper() if form.startswith("upper") else shown
 
 
-def _formula(node: Any) -> str:
-    name, inner = etree.QName(node).localname, [_formula(one) for one in node]
+def formula(node: Any) -> str:
+    """Office's XML of a formula as text, such as "(a+b)/2" and "∑_(i=1)^n x_i"."""
+    name = etree.QName(node).localname
     if name == "t":
         return node.text or ""
-    if name in ("sup", "sub", "num", "den", "rad"):
-        text = "".join(inner)
-        bare = len(text) < 2 or text.isdecimal()
-        return f"√({text})" if name == "rad" else text if bare else f"({text})"
-    return {"sSup": "^", "sSub": "_", "f": "/"}.get(name, "").join(one for one in inner if one)
+    given = {etree.QName(one).localname: one.get(f"{M}val", "") for one in node.iterfind("./*/*")}
+    parts = [(etree.QName(one).localname, formula(one)) for one in node]
+    marks = {"sub": "_", "sup": "^", "den": "/", "lim": "^" if name == "limUpp" else "_"}
+    if name == "nary":
+        marks["e"] = " "
+    texts = [text for _, text in parts if text]
+    text = "".join(marks.get(part, "") + text for part, text in parts if text)
+    match name:
+        case "sub" | "sup" | "num" | "den" | "lim" | "deg":
+            return text if len(text) < 2 or text.isdecimal() else f"({text})"
+        case "d":
+            bar = given.get("sepChr", "|").join(texts)
+            return given.get("begChr", "(") + bar + given.get("endChr", ")")
+        case "rad":
+            return f"{dict(parts).get('deg', '')}√({dict(parts).get('e', '')})"
+        case "nary":
+            return given.get("chr", "∫") + text
+        case "acc":
+            return text + given.get("chr", "\u0302")
+        case _:
+            return _JOINED[name].join(texts) if name in _JOINED else text

@@ -247,6 +247,7 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         "3 pages; pages 1, 3 are without text",
     ),
     "clauses.docx": (made.CLAUSES, "I. Terms\n  I.1 Rent\n    (a) late rent\n  I.2 Repairs"),
+    "formula.docx": (made.docx_of(f"<w:p>{made.FORMULA}</w:p>"), "∑_(i=1)^n (a+b)/2√(y_0^2)"),
     "symbols.docx": (made.SYMBOLS, "20±1 or 10^4"),
     "renamed.docx": (made.RENAMED, "At the river."),
     "a.odt": (

@@ -298,6 +298,13 @@ SYMBOLS = docx_of(
     "<w:r><w:t>1 or 10</w:t></w:r><w:r><w:rPr><w:vertAlign w:val='superscript'/></w:rPr>"
     "<w:t>4</w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>hidden</w:t></w:r></w:p>"
 )
+FORMULA = (
+    "<m:oMath xmlns:m='http://schemas.openxmlformats.org/officeDocument/2006/math'><m:nary><m:naryPr>"
+    "<m:chr m:val='∑'/></m:naryPr><m:sub><m:t>i=1</m:t></m:sub><m:sup><m:t>n</m:t></m:sup><m:e>"
+    "<m:f><m:num><m:t>a+b</m:t></m:num><m:den><m:t>2</m:t></m:den></m:f></m:e></m:nary>"
+    "<m:rad><m:deg/><m:e><m:sSubSup><m:e><m:t>y</m:t></m:e><m:sub><m:t>0</m:t></m:sub><m:sup><m:t>2</m:t></m:sup>"
+    "</m:sSubSup></m:e></m:rad></m:oMath>"
+)
 _PACKAGE = "http://schemas.openxmlformats.org/package/2006/relationships"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
 RENAMED = zipped(
