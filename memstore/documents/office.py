@@ -11,13 +11,17 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
+from lxml import etree
+
 from memstore.disk.format.document import PAGE
 from memstore.documents.converted import Block, Limits
 from memstore.documents.decoding import clean, decode
 from memstore.documents.detect import zipped
+from memstore.documents.docx import MC, M, formula
 from memstore.documents.html import Walk, html_tree, xml_tree
 from memstore.errors import UnreadableDocument
 
+_A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 # OpenDocument's elements as HTML's
 _ODF = {
     "list-item": "li", "table-row": "tr", "table-cell": "td", "line-break": "br", "image": "img",
@@ -38,22 +42,25 @@ def read_pptx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
 
     walk, unread = Walk(limits), 0
     for number, slide in enumerate(Presentation(zipped(members)).slides, 1):
-        parts, shapes = [], list(slide.shapes)
+        for choice in [*slide.shapes._spTree.iter(MC + "Choice")]:
+            if any(etree.QName(one).localname == "sp" for one in choice):  # with a formula
+                choice.getparent().getparent().replace(choice.getparent(), choice[0])
+        title = slide.shapes.title
+        parts, shapes = [], sorted(slide.shapes, key=lambda shape: shape != title)
         while shapes:
             shape = shapes.pop(0)
             if hasattr(shape, "shapes"):
                 shapes[:0] = shape.shapes
             elif shape.has_text_frame:
-                tag = "h2" if shape == slide.shapes.title else "p"
-                lines = escape(shape.text_frame.text.replace("\v", " ")).split("\n")
-                parts += [f"<{tag}>{line}</{tag}>" for line in lines]
+                tag = "h2" if shape == title else "p"
+                parts += [f"<{tag}>{line}</{tag}>" for line in _lines(shape.text_frame)]
             elif getattr(shape, "has_table", False):
                 rows = ["".join(map(_cell, row.cells)) for row in shape.table.rows]
                 parts.append(f"<table><tr>{'<tr>'.join(rows)}</table>")
             else:
                 unread += "PICTURE" in str(shape.shape_type) or getattr(shape, "has_chart", False)
         if slide.has_notes_slide and (frame := slide.notes_slide.notes_text_frame):
-            parts.append(f"<p>{escape(frame.text)}</p>")
+            parts += [f"<p>{line}</p>" for line in _lines(frame)]
         yield Block("", PAGE, str(number))
         yield Block("", 1)  # a slide without a title is not under another's
         yield from walk.blocks(html_tree("".join(parts)))
@@ -64,7 +71,21 @@ def read_pptx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
 def _cell(cell: Any) -> str:
     if cell.is_spanned:
         return ""
-    return f"<td rowspan={cell.span_height} colspan={cell.span_width}>{escape(cell.text)}"
+    text = "<br>".join(_lines(cell.text_frame))
+    return f"<td rowspan={cell.span_height} colspan={cell.span_width}>{text}"
+
+
+def _lines(frame: Any) -> Iterator[str]:
+    """The paragraphs of a slide's text as HTML, with raised and lowered text and formulas."""
+    for paragraph in frame.paragraphs:
+        parts = list[str]()
+        for node in paragraph._p:
+            text = " " if node.tag == f"{_A}br" else escape(node.findtext(f"{_A}t", ""))
+            baseline = "0" if (form := node.find(f"{_A}rPr")) is None else form.get("baseline", "0")
+            tag = "sub" if baseline[0] == "-" else "sup"
+            parts.append(text if baseline[0] == "0" else f"<{tag}>{text}</{tag}>")
+            parts += [escape(formula(one)) for one in node.iter(f"{M}oMath")]
+        yield "".join(parts)
 
 
 def read_xlsx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:

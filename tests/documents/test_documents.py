@@ -384,6 +384,29 @@ def test_slides_are_pages_with_tables_and_notes() -> None:
     assert [places.at(at, at + 1) for at in (0, 7)] == ["page 1, Plan", "page 2, Fees"]
 
 
+def test_raised_text_and_formulas_of_slides_are_read() -> None:
+    pptx = pytest.importorskip("pptx")
+    presentation = pptx.Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+    slide.shapes.title.text, body = "Flow", slide.placeholders[1]
+    for text, baseline in (("It holds 10", 0), ("6", 30_000), (" litres.", 0)):
+        run = body.text_frame.paragraphs[0].add_run()
+        run.text, _ = text, run.font._element.set("baseline", str(baseline))
+    body.text_frame.add_paragraph()._p.append(pptx.oxml.parse_xml(made.FORMULA))
+    with_fallback = "<mc:Choice Requires='a14'/><mc:Fallback/></mc:AlternateContent>"
+    mc = "http://schemas.openxmlformats.org/markup-compatibility/2006"
+    either = pptx.oxml.parse_xml(f"<mc:AlternateContent xmlns:mc='{mc}'>{with_fallback}")
+    body._element.getparent().replace(body._element, either)
+    either[0].append(body._element)
+    slide.notes_slide.notes_text_frame.text = "One.\nTwo."
+    out = io.BytesIO()
+    presentation.save(out)
+    document = converted(out.getvalue(), "a.pptx")
+    assert document.text == (
+        "Flow\n\nIt holds 10^6 litres.\n\n∑_(i=1)^n (a+b)/2√(y_0^2)\n\nOne.\n\nTwo.\n"
+    )
+
+
 # Places
 
 
