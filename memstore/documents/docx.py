@@ -15,6 +15,9 @@ from memstore.errors import UnreadableDocument
 
 M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 MC = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+# Elements that mammoth leaves out, as others that it reads
+_AS = dict.fromkeys(("fldSimple", "bdo", "dir", "ruby", "rubyBase"), "smartTag")
+_AS |= {"ptab": "tab", "cr": "br"}
 _STYLES = "\n".join(f"p.Memstore{depth} => p.{ITEM}{depth}:fresh" for depth in range(9))
 _JOINED = {"m": "; ", "eqArr": "; ", "mr": ", ", "func": " "}  # parts of a formula, by its name
 _ROMAN = (
@@ -67,21 +70,51 @@ class _Document:
 
     def written_out(self) -> bytes:
         """Write numbers, headings and formulas as text, and remove hidden text."""
-        w = self._w
-        for node in [*self._root.iter(f"{w}moveFrom", f"{MC}Choice", f"{w}vanish")]:
-            node = node.getparent().getparent() if node.tag == f"{w}vanish" else node
-            if node.tag in (f"{w}moveFrom", f"{w}r") or node.getnext() is not None:
-                node.getparent().remove(node)
+        self._rewrite()
         for tag, text_of in (
             ("oMath", formula),
             ("oMathPara", lambda one: "".join(one.itertext())),
         ):
             for node in [*self._root.iter(M + tag)]:
                 node.getparent().replace(node, self._run(text_of(node)))
-        for paragraph in self._root.iter(f"{w}p"):
-            if (form := paragraph.find(f"{w}pPr")) is not None:
+        for paragraph in self._root.iter(f"{self._w}p"):
+            if (form := paragraph.find(f"{self._w}pPr")) is not None:
                 self._number(paragraph, form)
         return etree.tostring(self._root)
+
+    def _rewrite(self) -> None:
+        """Remove hidden text, and write what mammoth leaves out as what it reads."""
+        w, box = self._w, f".//{self._w}txbxContent"
+        for choice in [*self._root.iter(f"{MC}Choice")]:
+            fallback = choice.getnext()
+            if fallback is None or (choice.find(box) is not None and fallback.find(box) is None):
+                choice.getparent().getparent().replace(choice.getparent(), choice)
+                choice.tag = f"{w}smartTag"
+            else:
+                choice.getparent().remove(choice)
+        for drawing in self._root.iter(f"{w}drawing"):
+            if boxes := drawing.findall(box):
+                drawing.tag = f"{w}pict"  # of whose text boxes mammoth reads the text
+                drawing.extend(boxes)
+        for node in [*self._root.iter(f"{w}moveFrom", f"{w}vanish")]:
+            if node.tag == f"{w}vanish":
+                hides = node.get(f"{w}val") not in ("0", "false", "off")
+                node = node.getparent().getparent()
+                if not hides or node.tag != f"{w}r":  # of a paragraph it hides the end only
+                    continue
+            node.getparent().remove(node)
+        for ruby in self._root.iter(f"{w}ruby"):
+            reading = "".join(text for one in ruby.iterfind(f"{w}rt") for text in one.itertext())
+            ruby.append(self._run(f"({reading})"))
+        for choices in self._root.iter(f"{w}ddList"):  # of a form
+            entries = choices.findall(f"{w}listEntry")
+            number = self._value(choices, "result") or self._value(choices, "default") or "0"
+            for entry in entries[int(number) :][:1]:
+                field = next(choices.iterancestors(f"{w}r"))
+                field.addnext(self._run(entry.get(f"{w}val", "")))
+        for old, new in _AS.items():
+            for node in self._root.iter(w + old):
+                node.tag = w + new
 
     def _number(self, paragraph: Any, form: Any) -> None:
         """Write the number of a paragraph before it, and give it the style of a heading or item."""
@@ -137,10 +170,12 @@ class _Document:
         text, form = (self._value(levels.get(depth), one) for one in ("lvlText", "numFmt"))
         if form == "bullet":
             return "-"
+        legal = levels[depth].find(f"{self._w}isLgl") is not None if depth in levels else False
 
         def shown(found: re.Match[str]) -> str:
             level = int(found[1]) - 1
-            return _shown(counts.get(level, 1), self._value(levels.get(level), "numFmt"))
+            form = self._value(levels.get(level), "numFmt")
+            return _shown(counts.get(level, 1), "" if legal and form != "decimalZero" else form)
 
         return re.sub(r"%([1-9])", shown, text)
 
@@ -171,7 +206,7 @@ def _shown(number: int, form: str) -> str:
         digits = map(int, f"{number % 4000:04}")
         shown = "".join(letters[digit] for letters, digit in zip(_ROMAN, digits))
     else:
-        return str(number)
+        return f"{number:0{2 if form == 'decimalZero' else 1}}"
     return shown.upper() if form.startswith("upper") else shown
 
 

@@ -246,8 +246,12 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         "Two.",
         "3 pages; pages 1, 3 are without text",
     ),
-    "clauses.docx": (made.CLAUSES, "I. Terms\n  I.1 Rent\n    (a) late rent\n  I.2 Repairs"),
+    "clauses.docx": (
+        made.CLAUSES,
+        "I. Terms\n  I.1 Rent\n    (a) late rent\n  I.2 Repairs\n        1.01 Fees",
+    ),
     "formula.docx": (made.docx_of(f"<w:p>{made.FORMULA}</w:p>"), "∑_(i=1)^n (a+b)/2√(y_0^2)"),
+    "kept.docx": (made.KEPT, "Terms\n\nSigned\n3 May at 言葉(ことば)Devon\n\nIn the box"),
     "symbols.docx": (made.SYMBOLS, "20±1 or 10^4"),
     "renamed.docx": (made.RENAMED, "At the river."),
     "a.odt": (
@@ -382,6 +386,10 @@ def test_slides_are_pages_with_tables_and_notes() -> None:
     )
     places = Places(document.places)
     assert [places.at(at, at + 1) for at in (0, 7)] == ["page 1, Plan", "page 2, Fees"]
+
+
+def test_a_heading_whose_end_is_hidden_is_a_heading() -> None:
+    assert converted(made.KEPT, "a.docx").places == (Place(0, 2, "Terms"),)
 
 
 def test_raised_text_and_formulas_of_slides_are_read() -> None:

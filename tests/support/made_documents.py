@@ -275,21 +275,22 @@ def numbered_paragraph(text: str, depth: int = 0) -> str:
     return f"<w:p><w:pPr>{where}</w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
-def level(depth: int, form: str, text: str) -> str:
-    form = f"<w:numFmt w:val='{form}'/><w:lvlText w:val='{text}'/>"
+def level(depth: int, form: str, text: str, more: str = "") -> str:
+    form = f"<w:numFmt w:val='{form}'/>{more}<w:lvlText w:val='{text}'/>"
     return f"<w:lvl w:ilvl='{depth}'><w:start w:val='1'/>{form}</w:lvl>"
 
 
 CLAUSES = docx_of(
     "".join(
         numbered_paragraph(text, depth)
-        for depth, text in enumerate(["Terms", "Rent", "late rent", "Repairs"])
+        for depth, text in enumerate(["Terms", "Rent", "late rent", "Repairs", "Fees"])
     ).replace("<w:ilvl w:val='3'/>", "<w:ilvl w:val='1'/>"),
     **{
         "word/numbering.xml": f'<w:numbering xmlns:w="{W}"><w:abstractNum w:abstractNumId="0">'
         + level(0, "upperRoman", "%1.")
         + level(1, "decimal", "%1.%2")
         + level(2, "lowerLetter", "(%3)")
+        + level(4, "decimalZero", "%1.%5", "<w:isLgl/>")
         + '</w:abstractNum><w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num></w:numbering>'
     },
 )
@@ -297,6 +298,22 @@ SYMBOLS = docx_of(
     "<w:p><w:r><w:t>20</w:t></w:r><w:r><w:sym w:font='Symbol' w:char='F0B1'/></w:r>"
     "<w:r><w:t>1 or 10</w:t></w:r><w:r><w:rPr><w:vertAlign w:val='superscript'/></w:rPr>"
     "<w:t>4</w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>hidden</w:t></w:r></w:p>"
+)
+_MC = "http://schemas.openxmlformats.org/markup-compatibility/2006"
+_RUN = "<w:r><w:t xml:space='preserve'>{}</w:t></w:r>".format
+KEPT = docx_of(
+    "<w:p><w:pPr><w:pStyle w:val='H2'/><w:rPr><w:vanish/></w:rPr></w:pPr>"
+    + _RUN("Terms")
+    + "</w:p>"
+    f"<w:p><w:r><w:rPr><w:vanish w:val='0'/></w:rPr><w:t>Signed</w:t></w:r><w:r><w:cr/></w:r>"
+    f"<w:fldSimple w:instr='DATE'>{_RUN('3 May')}</w:fldSimple>"
+    f"<w:bdo w:val='rtl'>{_RUN(' at')}</w:bdo><w:r><w:ptab/></w:r>"
+    f"<w:r><w:ruby><w:rt>{_RUN('ことば')}</w:rt><w:rubyBase>{_RUN('言葉')}</w:rubyBase></w:ruby></w:r>"
+    "<w:r><w:fldChar w:fldCharType='begin'><w:ffData><w:ddList><w:result w:val='1'/><w:listEntry "
+    "w:val='Kent'/><w:listEntry w:val='Devon'/></w:ddList></w:ffData></w:fldChar></w:r></w:p>"
+    f"<w:p><w:r><mc:AlternateContent xmlns:mc='{_MC}'><mc:Choice><w:drawing><x><w:txbxContent><w:p>"
+    f"{_RUN('In the box')}</w:p></w:txbxContent></x></w:drawing></mc:Choice><mc:Fallback/>"
+    "</mc:AlternateContent></w:r></w:p>"
 )
 FORMULA = (
     "<m:oMath xmlns:m='http://schemas.openxmlformats.org/officeDocument/2006/math'><m:nary><m:naryPr>"
