@@ -1,15 +1,18 @@
 """Mail, saved web pages (MHT) and notebooks."""
 
 import json
+import re
 from collections.abc import Iterator
 from email import message_from_bytes, policy
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 
 from memstore.documents.converted import Block, Converted, Limits
 from memstore.documents.decoding import clean, decode
 from memstore.documents.html import read_html
 from memstore.documents.markdown import headings
 from memstore.errors import UnreadableDocument
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of what is printed to a terminal
 
 
 def read_mail(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
@@ -33,24 +36,29 @@ def _header(mail: EmailMessage, name: str) -> str:
         return clean(" ".join(str(next(values)).split()))
 
 
-def _texts(mail: EmailMessage, limits: Limits, notes: list[str]) -> Iterator[Block]:
-    """The text of a message or of a part of it, and the texts that are shown below it."""
-    body = mail.get_body(("html", "plain"))
-    if body is not None:
-        content, charset = body.get_payload(decode=True), body.get_content_charset("")
+def _texts(
+    part: MIMEPart, limits: Limits, notes: list[str], *, noted: bool = True
+) -> Iterator[Block]:
+    """The texts of a message or of a part of it, in order; of alternatives one. noted: notes name a
+    part that is not read.
+    """
+    kind = part.get_content_type()
+    if part.get_content_maintype() == "multipart":
+        parts = [*part.iter_parts()]
+        if kind == "multipart/alternative":
+            texts = [one for one in parts if one.get_body(("html", "plain"))]
+            parts = [one for one in texts if one.get_body(("html",))][:1] or texts[:1]
+        for one in parts:  # a page's pictures and styles are not attached to it
+            yield from _texts(one, limits, notes, noted=kind != "multipart/related")
+    elif kind in ("text/html", "text/plain") and not part.is_attachment():
+        content, charset = part.get_payload(decode=True), part.get_content_charset("")
         content = content if isinstance(content, bytes) else b""
-        if body.get_content_subtype() == "html":
+        if kind == "text/html":
             yield from read_html(content, limits, notes, charset)
         else:
             yield Block(clean(decode(content, notes, charset)).strip())
-    nested = mail.get_content_maintype() == "multipart"
-    for part in mail.iter_attachments() if nested else ():
-        kind = part.get_content_maintype()
-        if kind == "multipart" or (kind == "text" and not part.is_attachment()):
-            yield from _texts(part, limits, notes)
-        elif mail.get_content_subtype() != "related":  # a page's pictures and styles
-            name = part.get_filename() or part.get_content_type()
-            notes.append(f"the attachment {clean(name)} is not read")
+    elif noted:
+        notes.append(f"the attachment {clean(part.get_filename() or kind)} is not read")
 
 
 def read_notebook(data: bytes, limits: Limits, notes: list[str]) -> Converted:
@@ -64,7 +72,7 @@ def read_notebook(data: bytes, limits: Limits, notes: list[str]) -> Converted:
             for output in cell.get("outputs", ()):
                 shown = output.get("data", {})
                 printed = output.get("text") or shown.get("text/plain") or ""
-                parts.append("".join(printed))
+                parts.append(_COLOUR.sub("", "".join(printed)))
                 if any(kind.startswith("image/") for kind in shown):
                     notes.append(f"a picture of cell {number} is not read")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

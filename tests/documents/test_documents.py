@@ -275,6 +275,11 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         "The mühle\n\nFrom: Ada <ada@example.org>\nCc: b@[1.2\n\nThe key hangs there.",
         "the attachment map.png is not read",
     ),
+    "parts.eml": (
+        made.PARTS,
+        "In parts\n\nOne.\n\nTwo.\n\nThree.",
+        "the attachment text/calendar is not read",
+    ),
     "a.mht": (made.SAVED.encode(), "① The price of the mare is 310."),
     "a.ipynb": (
         made.NOTEBOOK.encode(),

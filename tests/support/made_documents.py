@@ -368,6 +368,11 @@ MAIL = (
     "Content-Transfer-Encoding: base64\n\nVGhlIGtleSBoYW5ncyB0aGVyZS4=\n--b\n"
     'Content-Type: image/png; name="map.png"\nContent-Disposition: attachment\n\nx\n--b--\n'
 )
+PARTS = (
+    b"Subject: In parts\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=b\n\n"
+    b"--b\n\nOne.\n--b\nContent-Type: text/html\n\n<p>Two.\n--b\n\nThree.\n"
+    b"--b\nContent-Type: text/calendar\n\nVEVENT\n--b--\n"
+)
 SAVED = (
     'From: <Saved>\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary="b"\n\n--b\n'
     "Content-Type: text/html; charset=shift_jis\nContent-Transfer-Encoding: quoted-printable\n\n"
@@ -375,7 +380,8 @@ SAVED = (
 )
 NOTEBOOK = (
     '{"nbformat": 4, "cells": [{"cell_type": "markdown", "source": ["# The Weir\\n", "Flow."]}, '
-    '{"cell_type": "code", "source": "print(6)", "outputs": [{"text": ["6\\n"]}, '
+    '{"cell_type": "code", "source": "print(6)", "outputs": ['
+    '{"text": ["\\u001b[32m6\\u001b[0m\\n"]}, '
     '{"data": {"image/png": "", "text/plain": "<Figure>"}}]}]}'
 )
 FRANC = (
