@@ -24,9 +24,11 @@ _WIDER = {"shift_jis": "cp932", "gbk": "gb18030", "euc-kr": "cp949", "big5": "bi
 _GUESSED = ["cp1252", "cp1251", "cp1250", "koi8_r", "cp932", "euc_jp", "gb18030", "big5", "cp949"]
 _GONE: dict[int, str | None] = {
     **dict.fromkeys((*range(9), *range(11, 32), *range(127, 160))),
-    **dict.fromkeys((0xAD, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF, *range(0x202A, 0x202F))),
+    **dict.fromkeys((0xAD, 0x61C, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF)),
+    **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A))),
     **dict.fromkeys(range(0xD800, 0xE000), "\ufffd"),
     0xA0: " ",
+    **dict(zip((0xF0B7, 0xF0A7, 0xF0D8, 0xF0FC), "•▪➢✓")),  # of the fonts Symbol and Wingdings
 }
 _COMPATIBLE = ("<compat>", "<wide>", "<narrow>", "<font>", "<init", "<medi", "<fina", "<isol")
 _RAISED = re.compile("(?<=[\\w)])[⁺⁻]?[⁰¹²³⁴-⁹]+")
