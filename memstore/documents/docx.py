@@ -10,7 +10,7 @@ from lxml import etree
 
 from memstore.documents.converted import Block, Limits
 from memstore.documents.detect import zipped
-from memstore.documents.html import ITEM, Walk, html_tree
+from memstore.documents.html import ITEM, Walk, html_tree, numeral
 from memstore.errors import UnreadableDocument
 
 M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
@@ -20,12 +20,6 @@ _AS = dict.fromkeys(("fldSimple", "bdo", "dir", "ruby", "rubyBase"), "smartTag")
 _AS |= {"ptab": "tab", "cr": "br"}
 _STYLES = "\n".join(f"p.Memstore{depth} => p.{ITEM}{depth}:fresh" for depth in range(9))
 _JOINED = {"m": "; ", "eqArr": "; ", "mr": ", ", "func": " "}  # parts of a formula, by its name
-_ROMAN = (
-    ("", "m", "mm", "mmm"),
-    ("", "c", "cc", "ccc", "cd", "d", "dc", "dcc", "dccc", "cm"),
-    ("", "x", "xx", "xxx", "xl", "l", "lx", "lxx", "lxxx", "xc"),
-    ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix"),
-)
 
 
 def read_docx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
@@ -175,7 +169,7 @@ class _Document:
         def shown(found: re.Match[str]) -> str:
             level = int(found[1]) - 1
             form = self._value(levels.get(level), "numFmt")
-            return _shown(counts.get(level, 1), "" if legal and form != "decimalZero" else form)
+            return numeral(counts.get(level, 1), "" if legal and form != "decimalZero" else form)
 
         return re.sub(r"%([1-9])", shown, text)
 
@@ -197,17 +191,6 @@ class _Document:
         run = etree.Element(f"{self._w}r")
         etree.SubElement(run, f"{self._w}t").text = text
         return run
-
-
-def _shown(number: int, form: str) -> str:
-    if form.endswith("Letter"):
-        shown = chr(97 + (number - 1) % 26) * min((number + 25) // 26, 9)
-    elif form.endswith("Roman"):
-        digits = map(int, f"{number % 4000:04}")
-        shown = "".join(letters[digit] for letters, digit in zip(_ROMAN, digits))
-    else:
-        return f"{number:0{2 if form == 'decimalZero' else 1}}"
-    return shown.upper() if form.startswith("upper") else shown
 
 
 def formula(node: Any) -> str:

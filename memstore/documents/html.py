@@ -15,7 +15,7 @@ from memstore.errors import UnreadableDocument
 
 _HIDDEN = frozenset((
     "script", "style", "template", "head", "noscript", "nav", "iframe", "object", "svg",
-    "canvas", "audio", "video", "datalist", "button", "rp", "annotation", "annotation-xml",
+    "canvas", "audio", "video", "datalist", "button", "rp", "annotation", "annotation-xml", "del",
 ))  # fmt: skip
 _BLOCKS = frozenset((
     "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details",
@@ -25,11 +25,20 @@ _BLOCKS = frozenset((
 ))  # fmt: skip
 _LAYOUT = "boolean(.//table|.//h1|.//h2|.//h3|.//h4|.//pre)"  # is a page arranged by the table?
 _UNSEEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
-_FORMULA = {"msup": "^", "msub": "_", "mfrac": "/"}
+# Before the parts of a formula from the second on
+_FORMULA = {"msup": "^", "msub": "_", "msubsup": "_^", "munderover": "_^", "mfrac": "/"}
+_BRACKETS = {"rt": ("(", ")"), "q": ("“", "”"), "msqrt": ("√(", ")")}
 ITEM = "memstore-item-"  # a class: a paragraph that is an item, with its number in the text
 # Breaks and blanks that stay are control characters in a line, which no text has any more.
 _BREAK, _KEPT = "\x00", str.maketrans("\n \t", "\x00\x01\x02")
 _SHOWN = str.maketrans("\x00\x01\x02", "\n \t")
+_ROMAN = (
+    ("", "m", "mm", "mmm"),
+    ("", "c", "cc", "ccc", "cd", "d", "dc", "dcc", "dccc", "cm"),
+    ("", "x", "xx", "xxx", "xl", "l", "lx", "lxx", "lxxx", "xc"),
+    ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix"),
+)
+_FORMS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 _DEEPEST = 2000  # lxml leaves out what is deeper than 2,048
 _WIDEST = 1000  # columns and rows of a cell
 _COPIES = 100_000  # of the cells of a document, where they span columns and rows
@@ -40,7 +49,7 @@ def read_html(data: bytes, limits: Limits, notes: list[str], declared: str = "")
     """Blocks of a page; its title is its heading if it has no other. Raises UnreadableDocument."""
     root = html_tree(decode(data, notes, declared, html=True))
     blocks = list(Walk(limits).blocks(root))
-    title = " ".join(root.xpath("string(.//title)").split())
+    title = " ".join(root.xpath("string(.//title[not(ancestor::svg)])").split())
     titled = any(one.level for one in blocks) or not title
     return blocks if titled else [Block("", 1, title), *blocks]
 
@@ -104,7 +113,7 @@ class Walk:
             depth += 1 if event == "start" else -1
             if depth > _DEEPEST:
                 raise UnreadableDocument("is nested too deep")
-            if tag in ("input", "select", "textarea"):
+            if tag in ("input", "select", "option", "textarea"):
                 self._line.append(" ")  # a box
             if event == "end":
                 yield from self._end(tag, node)
@@ -113,6 +122,7 @@ class Walk:
                 tag in _HIDDEN
                 or "hidden" in node.attrib
                 or (tag == "option" and "selected" not in node.attrib)
+                or (tag == "dialog" and "open" not in node.attrib)
                 or _UNSEEN.search(node.get("style", ""))
             ):
                 context.skip_subtree()
@@ -137,7 +147,8 @@ class Walk:
         if tag in _BLOCKS or tag in ("td", "th"):
             yield from self._flush()
         if parent is not None and parent.tag in _FORMULA and parent[0] is not node:
-            self._line.append(_FORMULA[parent.tag])
+            self._line.append(_FORMULA[parent.tag][0 if parent[1] is node else -1])
+        self._line.append(_brackets(tag, node)[0])
         if tag in ("td", "th"):
             self._in_cell = bool(self._tables) and self._tables[-1] is not None
         elif tag == "br":
@@ -150,8 +161,6 @@ class Walk:
             self._line.append("[x] " if "checked" in node.attrib else "[ ] ")
         elif tag == "input" and kind not in _NO_VALUE:
             self._add(node.get("value"))
-        elif tag == "rt":
-            self._line.append("(")
         elif tag == "table":
             self._tables.append(None if node.xpath(_LAYOUT) else [[]])
             self._in_cell = False
@@ -163,13 +172,15 @@ class Walk:
             self._verbatim += 1
         elif tag == "li" and not self._in_cell:
             number = _number(node, "value", self._lists[-1]) if self._lists else 0
-            self._item, mark = True, f"{number}. " if number else "- "
+            form = _FORMS.get(parent.get("type", ""), "") if number else ""
+            self._item, mark = True, f"{numeral(number, form)}. " if number else "- "
             self._prefix = "  " * min(len(self._lists) - 1, 8) + mark
             self._lists[-1:] = [number + 1 if number else 0] if self._lists else []
         elif tag == "p" and node.get("class", "").startswith(ITEM):
             self._item, self._prefix = True, "  " * int(node.get("class")[len(ITEM) :])
 
     def _end(self, tag: str, node: Any) -> Iterator[Block]:
+        self._line.append(_brackets(tag, node)[1])
         if tag in ("sup", "sub") and self._marks:
             mark = self._marks.pop()
             text, before = "".join(self._line[mark:]), "".join(self._line[:mark][-3:])[-20:]
@@ -178,8 +189,6 @@ class Walk:
             elif before[-1:].isdigit() and text.strip().isdigit():
                 text = f"_{text.strip()}"
             self._line[mark:] = [text]
-        elif tag == "rt":
-            self._line.append(")")
         elif tag in ("td", "th") and self._in_cell and self._tables and self._tables[-1]:
             across, down = (min(_number(node, one, 1), _WIDEST) for one in ("colspan", "rowspan"))
             self._tables[-1][-1].append((self._take().replace("\n", " "), max(across, 1), down))
@@ -229,6 +238,25 @@ class Walk:
         return "\n".join(line for line in lines if line.strip(f" {self._bar}"))
 
 
+def _brackets(tag: str, node: Any) -> tuple[str, str]:
+    """Text before and after an element: of ruby, quotations, roots, and groups of a formula."""
+    parent = node.getparent()
+    group = tag == "mrow" and len(node) > 1 and parent is not None and parent.tag in _FORMULA
+    return ("(", ")") if group and node[0].text != "(" else _BRACKETS.get(tag, ("", ""))
+
+
 def _number(node: Any, name: str, otherwise: int) -> int:
     found = re.fullmatch(r"\s*([+-]?[0-9]{1,9})\s*", node.get(name, ""))
     return int(found[1]) if found else otherwise
+
+
+def numeral(number: int, form: str) -> str:
+    """The number of an item in one of Office's forms; decimal in others."""
+    if form.endswith("Letter"):
+        shown = chr(97 + (number - 1) % 26) * min((number + 25) // 26, 9)
+    elif form.endswith("Roman"):
+        digits = map(int, f"{number % 4000:04}")
+        shown = "".join(letters[digit] for letters, digit in zip(_ROMAN, digits))
+    else:
+        return f"{number:0{2 if form == 'decimalZero' else 1}}"
+    return shown.upper() if form.startswith("upper") else shown

@@ -209,6 +209,17 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         b"<option selected>b</select><input type=password value=no>",
         "Name Ada [x] yes b",
     ),
+    "formula.html": (
+        b"<math><mfrac><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow><mn>2</mn></mfrac><msqrt>"
+        b"<msubsup><mi>y</mi><mn>0</mn><mn>2</mn></msubsup></msqrt></math>",
+        "(a+b)/2√(y_0^2)",
+    ),
+    "shown.html": (
+        b"<svg><title>no</title></svg><dialog>no</dialog><p>He said <q>go</q>: <del>no</del>"
+        b"<ins>4</ins><select multiple><option selected>a<option selected>b</select>"
+        b"<ol type=a start=2><li>two</ol>&#x2066;\xef\x82\xb7&#x2069;",
+        "He said “go”: 4 a b\n\nb. two\n\n•",
+    ),
     "hidden.html": (b"<nav>Home</nav><p style='display: none'>no</p><p>yes", "yes"),
     "one_bad.html": (
         b"<meta charset=utf-8><p>bad \xff byte",
