@@ -110,10 +110,12 @@ def raised(before: str, text: str, *, note: bool = False) -> str:
     """
     text = text.strip()
     letters, digits = re.findall(r"([^\W\d_]*)(\d*)$", before)[0]
+    year = len(digits) == 4 and digits[0] in "12" and before[-5:-4] not in (".", ",")
+    based = before.endswith(")") or digits or 0 < len(letters) < 3
+    if re.fullmatch(r"\d+(?:[,–-] ?\d+)*", text) and (note or year or not based):
+        return f"[{text}]"
     if re.fullmatch(r"[-+−]?\d+(?:[.,/]\d+)?", text):
-        year = len(digits) == 4 and digits[0] in "12" and before[-5:-4] not in (".", ",")
-        based = before.endswith(")") or digits or 0 < len(letters) < 3
-        return f"[{text}]" if text.isdecimal() and (note or year or not based) else f"^{text}"
+        return f"^{text}"
     if re.search(r"[-+−\d]", text) and (letters or digits) and text[0] not in "[(":
         return f"^({text})"
     variable = len(text) == 1 and text.isalpha() and (len(letters) == 1 or digits)

@@ -197,6 +197,10 @@ def test_code_and_front_matter_are_not_headings() -> None:
 
 SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
     "ordinals.html": (made.FRANC.encode(), "Le 1er mai, 3 m^2 et x^(-n), selon eux[2]."),
+    "citations.html": (
+        "<p>cells<sup>1,3–5</sup>, 10<sup>1,5</sup>".encode(),
+        "cells[1,3–5], 10^1,5",
+    ),
     "ruby.html": ("<p><ruby>言葉<rt>ことば</rt></ruby>".encode(), "言葉(ことば)"),
     "letters.html": ("<p>o\ufb03ce ＡＢ\u00adC m² 2½".encode(), "office ABC m^2 2½"),
     "arabic.html": ("<p>\ufedf\ufe8e".encode(), "\u0644\u0627"),
