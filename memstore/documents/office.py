@@ -215,6 +215,15 @@ def read_odf(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Ite
         for style in tree.iter("list-style")
         for level in style.iter("list-level-style-number")
     }
+    hidden = {
+        style.get("name")
+        for tree in trees
+        for style in tree.xpath("//style[text-properties/@display='none']")
+    }
+    for node in root.xpath("//annotation/creator|//annotation/date"):
+        node.getparent().remove(node)
+    for body in root.xpath("body/text"):
+        _notes_last(body)
     for node in reversed([*root.iter()]):  # what is in an element before the element
         position = raised.get(node.get("style-name"), "") if node.tag == "span" else ""
         if node.tag == "h":
@@ -227,11 +236,14 @@ def read_odf(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Ite
             node.text = " " * min(int(node.get("c", 1)), 100)
         elif position[:1] not in ("", "0"):
             node.tag = "sub" if position.startswith(("sub", "-")) else "sup"
+        if node.get("style-name") in hidden or node.get("display") == "none":
+            node.tag = "template"
         node.tag = _ODF.get(node.tag, node.tag)
         for kind in ("columns", "rows"):
-            node.set(f"{kind[:3]}span", node.get(f"number-{kind}-spanned", "1"))
             repeated = int(node.get(f"number-{kind}-repeated", 1))
             empty = node.tag not in ("td", "tr") or not "".join(node.itertext()).strip()
+            wide = str(repeated if empty and node.getnext() is not None else 1)
+            node.set(f"{kind[:3]}span", node.get(f"number-{kind}-spanned", wide))
             copies += 0 if empty else repeated - 1
             if copies > _COPIES:
                 raise UnreadableDocument("repeats too many cells; save it again")
@@ -248,3 +260,16 @@ def read_odf(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Ite
         yield from walk.blocks(body)
     if pictures := walk.pictures + cells.pictures:
         notes.append(f"pictures are not read ({pictures:,})")
+
+
+def _notes_last(body: Any) -> None:
+    """Move notes and comments to the end of an OpenDocument text, out of its sentences."""
+    for note in body.xpath("(.//note|.//annotation)[not(ancestor::tracked-changes)]"):
+        mark, inner = note.find("note-citation"), note.find("note-body")
+        inner = note if inner is None else inner
+        label = "Comment: " if mark is None else f"{''.join(mark.itertext())}. "
+        last = etree.SubElement(body, "aside")
+        last.extend([*inner])
+        inner.tag = "span"
+        for first in last.findall("p")[:1]:
+            first.text = label + (first.text or "")

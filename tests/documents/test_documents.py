@@ -273,10 +273,15 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         made.zipped({"content.xml": made.ODT}),
         "The Weir\n\nTwo gates.\n\nNorth | Delby\nNorth | Lukton",
     ),
+    "noted.odt": (
+        made.zipped({"content.xml": made.NOTED_ODT}),
+        "Two[1] gates hold.\n\n1. One is shut.\n\nComment: Ask.",
+    ),
     "a.ods": (made.zipped({"content.xml": made.ODS}), "Fees\n\nCity | Fee\nCity: 7 | Fee: 7"),
     "gaps.ods": (
         made.zipped({"content.xml": made.GAPS}),
-        "Fees\n\nCity | Fee | Note\nFee: 5 | Note: late\nCity: a | b | Note: paid",
+        "Fees\n\nCity | Fee | Year | Note\nFee: 5 | Note: late\nCity: a | b | Year: 1 | Note: x\n"
+        "City: Delby | Note: paid",
     ),
     "fees.csv": (b"City;Fee\nDelby;4\nLukton;", "City | Fee\nCity: Delby | Fee: 4\nCity: Lukton"),
     "tables.csv": (

@@ -345,6 +345,13 @@ ODT = ODF.format(
     "<table:table-cell><text:p>Lukton</text:p></table:table-cell></table:table-row></table:table>"
     "</office:text>"
 )
+NOTED_ODT = ODF.replace("<office:body>", "{}<office:body>").format(
+    "<style:style style:name='H'><style:text-properties text:display='none'/></style:style>",
+    "<office:text><text:p>Two<text:note><text:note-citation>1</text:note-citation><text:note-body>"
+    "<text:p>One is shut.</text:p></text:note-body></text:note> gates"
+    "<text:span text:style-name='H'>hidden</text:span><office:annotation><creator>Ada</creator>"
+    "<text:p>Ask.</text:p></office:annotation> hold.</text:p></office:text>",
+)
 ODS = ODF.format(
     "<office:spreadsheet><table:table table:name='Fees'>"
     "<table:table-row><table:table-cell><text:p>City</text:p></table:table-cell><table:table-cell>"
@@ -358,7 +365,13 @@ GAPS = ODF.format(
     "<office:spreadsheet><table:table table:name='Fees'>"
     + "".join(
         _ROW.format("".join(map(_CELL.format, row)))
-        for row in (("City", "Fee", "Note"), ("", "5", "late"), ("a | b", "", "paid"))
+        for row in (("City", "Fee", "Year", "Note"), ("", "5", "", "late"), ("a | b", "", "1", "x"))
+    )
+    + _ROW.format(
+        _CELL.format("Delby")
+        + "<table:table-cell table:number-columns-repeated='2'/>"
+        + _CELL.format("paid")
+        + "<table:table-cell table:number-columns-repeated='9999'/>"
     )
     + "</table:table></office:spreadsheet>"
 )
