@@ -20,6 +20,7 @@ from memstore.errors import UnreadableDocument
 _HYPHEN = "\ufffe"  # pdfium's mark of a word that is broken at a line's end
 # A gap between columns, between words; a heading, an exponent: in sizes of the text
 _COLUMN, _BLANK, _LARGE, _SMALL = 1.5, 0.15, 1.12, 0.85
+_APART = 0.25  # between words of joined letters, whose boxes are narrower than they are drawn
 _HEADING = re.compile(r"(?s)[\W\d]{0,12}[^\W_].*[^\W\d_]{2}.{0,200}[^.,;:]$")
 _R = "\u0590-\u065f\u066a-\u06ef\u06fa-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"  # right-to-left letters
 _L = rf"[^\W\d_{_R}]"
@@ -28,8 +29,9 @@ _TO_THE_LEFT = re.compile(f"[{_R}](?:[^|a-zA-Z]{{0,200}}[{_R}])?")
 # or after them; numbers; else one letter with its marks
 _PIECES = re.compile(
     rf"{_L}(?:[^{_R}|]{{0,200}}[^\W_{_R}])?|\d[^{_R}|]{{0,200}}{_L}"
-    rf"|[-+#$€%]{{0,3}}\d(?:[^{_R}|\s]{{0,40}}\d)?[-+#$€%]{{0,3}}|.[\u0300-\u036f\u0591-\u05c7\u064b-\u065f]*"
+    rf"|[-+#$€%]{{0,3}}\d(?:[^{_R}|\s]{{0,40}}\d)?[#$€%]{{0,3}}|.[\u0300-\u036f\u0591-\u05c7\u064b-\u065f]*"
 )
+_TURNED = dict(zip("()[]{}", ")(][}{"))
 _LEADERS = re.compile(r"(?:\. ?){4}")  # of a table of contents
 _BOXES = (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON)
 _TEXTS = (raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX)
@@ -126,12 +128,15 @@ def _lines(page: Any) -> Iterator[_Line]:
         one = _Character(chr(code or 0xFFFD), size, box.left, box.right, y.value)
         if ended and line:
             last = line[-1]
-            after = last.right <= one.left + size or _TO_THE_LEFT.match(last.text)
+            to_the_left = _TO_THE_LEFT.match(last.text)
+            after = last.right <= one.left + size or to_the_left
             # what goes on at the same height is the same line, such as a row of a table
             if not after or all(abs(it.base - one.base) >= 0.1 * size for it in line[-9:]):
                 yield from _line(line)
                 line = []
-            elif max(one.left - last.right, last.left - one.right) > _BLANK * size:
+            elif max(one.left - last.right, last.left - one.right) > size * (
+                _APART if to_the_left else _BLANK
+            ):
                 line.append(last._replace(text=" "))
         ended = False
         line.append(one)
@@ -173,8 +178,11 @@ def _seen(line: list[_Character], size: float) -> Iterator[_Character]:
     )
     for before, after in pairwise(numbers):
         yield line[before]
-        near = abs(after - before) < 4 and line[(before + after) // 2].text.isspace()
-        if near or line[after].left - line[before].right > _BLANK * size:
+        blank, gap = line[(before + after) // 2], line[after].left - line[before].right
+        there = blank.text.isspace() and (
+            line[before].left < (blank.left + blank.right) / 2 < line[after].right
+        )
+        if gap > (0.1 if there else _APART) * size:
             yield line[before]._replace(text=" ")
     yield line[numbers[-1]]
 
@@ -183,8 +191,19 @@ def _in_order(text: str) -> str:
     """A line with right-to-left letters, from visual to reading order."""
     letters = re.findall(rf"({_L})|[{_R}]", text)
     if 2 * sum(map(bool, letters)) > len(letters):
-        return _TO_THE_LEFT.sub(lambda found: "".join(_PIECES.findall(found[0])[::-1]), text)
-    return "".join(_PIECES.findall(text)[::-1])
+        return _TO_THE_LEFT.sub(lambda found: _from_the_right(found[0]), text)
+    return _from_the_right(text)
+
+
+def _from_the_right(text: str) -> str:
+    """Pieces of a text in reverse. pdfium has turned brackets round in some lines, in others not:
+    a pair that closes before it opens is turned.
+    """
+    pieces = _PIECES.findall(text)[::-1]
+    brackets = "".join(piece for piece in pieces if piece in _TURNED)
+    if re.fullmatch(r"[)\]}].*[(\[{]", brackets):
+        pieces = [_TURNED.get(piece, piece) for piece in pieces]
+    return "".join(pieces)
 
 
 def _raised(before: str, text: str) -> str:

@@ -333,6 +333,9 @@ LEFT, RIGHT = MILL[::-1], STANDS[::-1]  # as they are seen from the left
         ([(100, f".{RIGHT} {LEFT}")], f"{MILL} {STANDS}."),
         ([(300, LEFT), (257, RIGHT)], f"{MILL} {STANDS}"),  # word by word
         ([(300 - 7 * n, one) for n, one in enumerate(MILL)], MILL),  # letter by letter
+        ([(300 - 10 * n, one) for n, one in enumerate(MILL)], MILL),  # with small gaps
+        ([(100, f"90-{RIGHT} {LEFT}")], f"{MILL} {STANDS}-90"),
+        ([(300 - 7 * n, one) for n, one in enumerate(f"){MILL}( {STANDS}")], f"({MILL}) {STANDS}"),
         ([(100, f"({RIGHT}) {LEFT}")], f"{MILL} ({STANDS})"),
         ([(400, LEFT), (250, "12"), (100, "DELBY")], f"{MILL} | 12 | DELBY"),
         ([(100, f"15% {RIGHT} GPU 32 {LEFT} 1,234.5")], f"1,234.5 {MILL} GPU 32 {STANDS} 15%"),
