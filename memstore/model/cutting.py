@@ -52,7 +52,7 @@ _CLOSING = "\"'\u2019\u201d\u00bb\u203a)\\]}*_\u300d\u300f\uff09\u3011\u300b"
 _NEEDS_SPACE = ".!?\u2026\u203d\u037e\u0589\u061f\u06d4"
 # ends of scripts that put no space behind them, or always end a sentence
 _FULL_STOPS = "\u3002\uff01\uff1f\uff61\u0964\u0965\u1362\u1367\u104b\u17d4\u17d5\u0f0e\u0700\u1803"
-_BREAK = "(?:\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029])"
+_BREAK = "(?>\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029])"
 _BLANK = "[^\\S\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"
 _CANDIDATE = re.compile(  # each run is looked at once, however long it is
     rf"(?P<lines>(?:(?<!{_BLANK}){_BLANK}++)?{_BREAK}\s*+)"
@@ -132,12 +132,12 @@ def split(
             continue
         before = match.start()
         here = _line_level(text, line, before, match["lines"], after)
-        follows = text[after : after + 120].split("\n", 1)[0]
+        follows = text[after : after + 120].split("\n", 1)[0].rstrip()
         heading = before == underlined
         begins = not heading and line == at and before - at <= 300
         if begins and (at in starts or heading_of(text[at:before], follows)):
             if _UNDERLINE.match(follows) and not _MARKDOWN.match(text, at, before):
-                underlined, line = after + len(follows.rstrip()), after
+                underlined, line = after + len(follows), after
                 continue
             heading = True
         if heading or here:

@@ -151,6 +151,19 @@ def test_text_is_split_into_sentences(text: str, sentences: int) -> None:
     assert len(list(split(text))) == sentences
 
 
+def test_lines_that_end_with_a_carriage_return_are_split_as_others() -> None:
+    text = (
+        "The Mill\n===\nThe mill stands at the river, and nobody has\nworked there.\n\n- one\n- two"
+    )
+    dos = text.replace("\n", "\r\n")
+    found = [(one.level, one.heading, text[one.start : one.end]) for one in split(text)]
+    assert [
+        (one.level, one.heading, dos[one.start : one.end].replace("\r\n", "\n"))
+        for one in split(dos)
+    ] == found
+    assert len(found) == 4 and found[0][1]
+
+
 def test_a_sentence_longer_than_the_size_stays_whole() -> None:
     long = "It held " + " ".join(f"word{number}" for number in range(40)) + " and that was all."
     assert _SIZE < len(_tokenizer().encode(long)) <= _MOST
