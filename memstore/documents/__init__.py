@@ -2,7 +2,7 @@
 libraries which read them.
 """
 
-from memstore.documents.conversion import read
+from memstore.documents.conversion import plain_text, read
 from memstore.documents.converted import Converted
 
-__all__ = ["Converted", "read"]
+__all__ = ["Converted", "plain_text", "read"]

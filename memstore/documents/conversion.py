@@ -18,7 +18,7 @@ _LIBRARIES = (
 )  # fmt: skip
 
 
-def read(data: bytes | Path, name: str, limits: Limits = LIMITS) -> Converted:
+def read(content: bytes, name: str, limits: Limits = LIMITS) -> Converted:
     """Convert a file to text with places, and notes of what the text lacks. Thread-safe. name: of
     the file; its suffix decides only between kinds of text.
 
@@ -26,29 +26,24 @@ def read(data: bytes | Path, name: str, limits: Limits = LIMITS) -> Converted:
     starts.
     """
     try:
-        content = data if isinstance(data, bytes) else _content(data, limits)
+        form = form_of(content, name)
         if len(content) > limits.file_bytes:
             raise UnreadableDocument(f"is larger than {limits.file_bytes >> 20} MB; split it")
-        form = form_of(content, name)
         if not content.strip():
             raise UnreadableDocument("is empty; there is nothing to read")
-        if form == "text" and b"\0" not in content and len(content) <= limits.characters:
-            with suppress(UnicodeDecodeError):  # of another encoding, which a library guesses
-                return Converted(content.decode("utf-8-sig"), (), "text")
+        if len(content) <= limits.characters and (text := plain_text(content, name)) is not None:
+            return Converted(text, (), "text")
         return _read_apart(content, form, limits)
     except UnreadableDocument as error:
         raise UnreadableDocument(f"{name} {error}") from None
 
 
-def _content(path: Path, limits: Limits) -> bytes:
-    """A file's bytes, at most one more than the limit. Raises UnreadableDocument."""
-    try:
-        if path.exists() and not path.is_file():
-            raise UnreadableDocument("is not a regular file")
-        with path.open("rb") as file:
-            return file.read(limits.file_bytes + 1)
-    except OSError as error:
-        raise UnreadableDocument(f"cannot be read: {error.strerror}") from None
+def plain_text(content: bytes, name: str) -> str | None:
+    """The text of a file that is plain UTF-8; None for one that `read` converts or refuses."""
+    with suppress(UnreadableDocument, UnicodeDecodeError):
+        if b"\0" not in content and form_of(content, name) == "text":
+            return content.decode("utf-8-sig")
+    return None
 
 
 def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:

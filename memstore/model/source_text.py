@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from memstore.disk.format.document import (
     Place,
     pack_places,
 )
-from memstore.documents import Converted, read
-from memstore.documents.detect import form_of
-from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, UnreadableDocument
+from memstore.documents import Converted, plain_text, read
+from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory
 from memstore.freed_memory import return_freed_memory
 from memstore.paths import expanded
 from memstore.store.committed import Mode
@@ -27,7 +26,6 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.writer import DocumentWriter
 
 _FREED_EVERY = 2048  # tokens of an ingest after which freed memory goes back to the system
-_LOOKED_AT = 1 << 20  # bytes of a file, by which its kind is found
 
 
 class Text:
@@ -105,14 +103,8 @@ class Text:
             data = path.read_bytes()
         except OSError as error:
             raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
-        try:
-            plain = b"\0" not in data and form_of(data[:_LOOKED_AT], path.name) == "text"
-        except UnreadableDocument as error:
-            raise UnreadableDocument(f"{path} {error}") from None
-        if plain:
-            with suppress(UnicodeDecodeError):
-                return data.decode("utf-8-sig")
-        return self._take(read(path, str(path)))
+        text = plain_text(data, path.name)
+        return self._take(read(data, str(path))) if text is None else text
 
 
 @dataclass(frozen=True)
