@@ -17,6 +17,7 @@ import msgspec
 
 from memstore.child import end_with_parent
 from memstore.documents.converted import (
+    DAMAGED,
     LIMITS,
     TOO_LONG,
     TOO_MUCH,
@@ -93,7 +94,7 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
     except Exception as error:
         why = " ".join(str(error).split())[:160]
         why = f"{type(error).__name__} {why}".rstrip()
-        raise UnreadableDocument(f"is damaged ({why}); open it and save it again") from None
+        raise UnreadableDocument(DAMAGED.format(why)) from None
 
 
 if __name__ == "__main__":

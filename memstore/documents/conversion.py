@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memstore.child import run_tied
 from memstore.decode import unpack
-from memstore.documents.converted import LIMITS, TOO_MUCH, Converted, Limits
+from memstore.documents.converted import DAMAGED, LIMITS, TOO_MUCH, Converted, Limits
 from memstore.documents.detect import Form, form_of
 from memstore.errors import MemstoreError, UnreadableDocument
 
@@ -62,7 +62,7 @@ def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
     try:
         result: Converted | str = unpack(done.stdout, Converted | str)  # type: ignore[arg-type]
     except ValueError as error:
-        raise UnreadableDocument(f"is damaged ({error}); open it and save it again") from None
+        raise UnreadableDocument(DAMAGED.format(error)) from None
     if isinstance(result, str):
         raise UnreadableDocument(result)
     return result

@@ -12,6 +12,7 @@ Kind = Literal[
     "notebook",
 ]  # fmt: skip
 TOO_MUCH = "needs too much memory or time to be read; split it, or save it again"
+DAMAGED = "is damaged ({}); open it and save it again"
 TOO_LONG = "has more than {:,} characters, too many for a file of its size; split it"
 
 

@@ -9,7 +9,7 @@ import zlib
 from pathlib import PurePath
 from typing import Literal
 
-from memstore.documents.converted import Kind, Limits
+from memstore.documents.converted import DAMAGED, Kind, Limits
 from memstore.errors import UnreadableDocument
 
 Form = Literal["text", "markdown", "html", "pdf", "zip", "csv", "mail", "notebook"]
@@ -104,7 +104,7 @@ def unzipped(data: bytes, limits: Limits) -> tuple[Kind, dict[str, bytes]]:
                 raise UnreadableDocument("is too large unpacked for a file of its size; split it")
             members = {info.filename: archive.read(info) for info in infos}
     except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError) as error:
-        raise UnreadableDocument(f"is damaged ({error}); open it and save it again") from None
+        raise UnreadableDocument(DAMAGED.format(error)) from None
     for name, member in members.items():
         if name.endswith((".xml", ".rels")) and b"<!ENTITY" in member.replace(b"\0", b""):
             raise UnreadableDocument("declares XML entities, which are refused for safety")

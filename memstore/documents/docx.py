@@ -8,7 +8,7 @@ from typing import Any
 
 from lxml import etree
 
-from memstore.documents.converted import Block, Limits
+from memstore.documents.converted import DAMAGED, Block, Limits
 from memstore.documents.detect import zipped
 from memstore.documents.html import ITEM, Walk, html_tree, numeral
 from memstore.errors import UnreadableDocument
@@ -30,7 +30,7 @@ def read_docx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
     numbering = parts.pop("word/numbering.xml", b"<none/>")
     main = next((name for name in parts if re.fullmatch(r"word/document\d*\.xml", name)), None)
     if main is None:
-        raise UnreadableDocument("is damaged (it has no main document); open it and save it again")
+        raise UnreadableDocument(DAMAGED.format("it has no main document"))
     parts[main] = _Document(parts[main], parts, numbering).written_out()
     no_picture = mammoth.images.img_element(lambda image: {"src": ""})
     style_map = f"comment-reference => sup\n{_STYLES}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from lxml import etree
 
-from memstore.documents.converted import TOO_LONG, Block, Limits
+from memstore.documents.converted import DAMAGED, TOO_LONG, Block, Limits
 from memstore.documents.decoding import clean, decode, raised
 from memstore.errors import UnreadableDocument
 
@@ -80,7 +80,7 @@ def xml_tree(data: bytes, *, html: bool = False) -> Any:
         root = etree.fromstring(named, parser)
     except etree.XMLSyntaxError as error:
         if not html:
-            raise UnreadableDocument(f"is damaged ({error}); open it and save it again") from None
+            raise UnreadableDocument(DAMAGED.format(error)) from None
         return html_tree(text)
     for node in root.iter(etree.Element):
         node.tag = etree.QName(node).localname

@@ -13,7 +13,7 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
 from memstore.disk.format.document import PAGE
-from memstore.documents.converted import TOO_LONG, Block, Limits
+from memstore.documents.converted import DAMAGED, TOO_LONG, Block, Limits
 from memstore.documents.decoding import clean, raised
 from memstore.errors import UnreadableDocument
 
@@ -62,7 +62,7 @@ def read_pdf(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
     except pdfium.PdfiumError as error:
         if re.search("password|security", str(error), re.IGNORECASE):
             raise UnreadableDocument("is encrypted; save it without a password") from None
-        raise UnreadableDocument(f"is damaged ({error}); open it and save it again") from None
+        raise UnreadableDocument(DAMAGED.format(error)) from None
     count, left = len(document), limits.characters
     if count > limits.pages:
         raise UnreadableDocument(f"has more than {limits.pages:,} pages; split it")
