@@ -88,8 +88,8 @@ def read_pdf(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
         f"{count:,} pages; {_named(numbers, what)}" for what, numbers in unread.items() if numbers
     ]
     if not any(lines or remarks for lines, remarks in pages):
-        what = f"its {count:,} pages are pictures; run text recognition (OCR) on it first"
-        raise UnreadableDocument(f"has no text: {what}")
+        what = f"its {count:,} pages are pictures" if count > 1 else "its only page is a picture"
+        raise UnreadableDocument(f"has no text: {what}; run text recognition (OCR) on it first")
     yield from _blocks(pages)
 
 

@@ -244,6 +244,7 @@ UNREADABLE = {
     "a.png": (b"\x89PNG\r\n\x1a\n", "is a picture; run text recognition"),
     "a.doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504), "old Office"),
     "scan.pdf": (made.pdf([[], []]), "its 2 pages are pictures"),
+    "page.pdf": (made.pdf([[]]), "its only page is a picture"),
     "locked.pdf": (made.encrypted(GOOD["a.pdf"], "secret"), "encrypted"),
     "noise.txt": (bytes(range(1, 32)) * 9, "binary"),
     "a.xls": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504), "save it as DOCX or XLSX"),
