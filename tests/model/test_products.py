@@ -1,11 +1,18 @@
 """Fast linear layers equal torch's to rounding, and are used only inside their context."""
 
+import pytest
 import torch
 from torch import nn
 
 from memstore.model.passages.passage_encoding import fast_products
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU on which they differ from torch's default."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
 
 @torch.no_grad()
