@@ -179,13 +179,12 @@ def test_slow_document_is_refused() -> None:
 
 def test_document_beyond_the_memory_limit_is_refused() -> None:
     bomb = zlib.compress(b"(word) Tj " * 5_000_000, 1)
-    stream = b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(bomb), bomb)
     data = made.pdf_of(
         [
             b"<< /Type /Catalog /Pages 2 0 R >>",
             b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 4 0 R >>",
-            stream,
+            made.stream_of(bomb, b"/Filter /FlateDecode"),
         ]
     )
     with pytest.raises(UnreadableDocument, match=r"^large\.pdf "):
@@ -218,7 +217,7 @@ def test_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
     if not TELLS_CHILDREN:
         pytest.skip("the system does not tell the children of a process")
     slow = tmp_path / "slow.pdf"  # minutes of the processor
-    slow.write_bytes(made.pdf_of_one_page(18, b"BT /F1 12 Tf " + b"(word) Tj T* " * 400_000))
+    slow.write_bytes(made.pdf([], [b"BT /F1 12 Tf " + b"(word) Tj T* " * 400_000], times=18))
     code = (
         "from memstore.documents import read; import sys; read(open(sys.argv[1], 'rb').read(), 'a')"
     )

@@ -129,38 +129,40 @@ def _body(sections: Sequence[Section]) -> str:
     )
 
 
-def pdf(pages: Sequence[Sequence[str]], streams: Sequence[bytes] | None = None) -> bytes:
-    """A PDF of pages of lines (Latin-1). streams: draw the pages in place of lines."""
+def pdf(
+    pages: Sequence[Sequence[str]],
+    streams: Sequence[bytes] | None = None,
+    objects: Sequence[bytes] = (),
+    *,
+    times: int = 1,
+    page: bytes = b"",
+    catalogue: bytes = b"",
+    font: bytes = b"/BaseFont /Helvetica",
+) -> bytes:
+    """A PDF of pages of lines (Latin-1). streams: draw the pages in place of lines. times: how
+    often the pages are listed. It can have more objects, which of one page are numbered from 6, and
+    more entries of its pages and catalogue.
+    """
     if streams is None:
         streams = [drawn(lines) for lines in pages]
-    count = len(streams)
-    kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(count))
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Kids [{kids}] /Count {count} >>".encode(),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+    kids = " ".join(f"{4 + 2 * n} 0 R" for n in [*range(len(streams))] * times)
+    made = [
+        b"<< /Type /Catalog /Pages 2 0 R %s >>" % catalogue,
+        f"<< /Type /Pages /Kids [{kids}] /Count {len(streams) * times} >>".encode(),
+        b"<< /Type /Font /Subtype /Type1 %s /Encoding /WinAnsiEncoding >>" % font,
     ]
     for number, stream in enumerate(streams):
-        objects += [
+        made += [
             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents %d 0 R "
-            b"/Resources << /Font << /F1 3 0 R >> >> >>" % (5 + 2 * number),
-            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+            b"/Resources << /Font << /F1 3 0 R >> >> %s >>" % (5 + 2 * number, page),
+            stream_of(stream),
         ]
-    return pdf_of(objects)
+    return pdf_of([*made, *objects])
 
 
-def pdf_of_one_page(times: int, drawing: bytes) -> bytes:
-    """A PDF whose only page is listed so many times."""
-    return pdf_of(
-        [
-            b"<< /Type /Catalog /Pages 2 0 R >>",
-            b"<< /Type /Pages /Kids [%s] /Count %d >>" % (b"4 0 R " * times, times),
-            b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
-            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 5 0 R /Resources 6 0 R >>",
-            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(drawing), drawing),
-            b"<< /Font << /F1 3 0 R >> >>",
-        ]
-    )
+def stream_of(data: bytes, entries: bytes = b"") -> bytes:
+    """An object of a PDF that holds data."""
+    return b"<< /Length %d %s >>\nstream\n%s\nendstream" % (len(data), entries, data)
 
 
 def pdf_of(objects: Sequence[bytes]) -> bytes:
@@ -200,42 +202,21 @@ def encrypted(document: bytes, password: str, algorithm: str = "RC4-128") -> byt
 # What was read wrongly once
 
 
-def pdf_page(
-    objects: Sequence[bytes],
-    page: bytes = b"",
-    catalogue: bytes = b"",
-    drawn: bytes = b"BT /F1 12 Tf 72 700 Td (Name of the keeper:) Tj ET",
-    font: bytes = b"/BaseFont /Helvetica",
-) -> bytes:
-    """A PDF with one line of text. It can have more objects, from number 6, and more entries of its
-    page.
-    """
-    return pdf_of(
-        [
-            b"<< /Type /Catalog /Pages 2 0 R %s >>" % catalogue,
-            b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>",
-            b"<< /Type /Font /Subtype /Type1 %s /Encoding /WinAnsiEncoding >>" % font,
-            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 5 0 R "
-            b"/Resources << /Font << /F1 3 0 R >> >> %s >>" % page,
-            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(drawn), drawn),
-            *objects,
-        ]
-    )
-
-
-FIELD = b"<< /Type /Annot /Subtype /Widget /Rect [%d 695 %d 715] /T (%s) /FT %s >>"
-FORM = pdf_page(
-    [
+FIELD = b"<< /Type /Annot /Subtype /Widget /Rect [%d 715 %d 735] /T (%s) /FT %s >>"
+FORM = pdf(
+    [["Name of the keeper:"]],
+    objects=[
         FIELD % (200, 400, b"keeper", b"/Tx /V (Ada Brook)"),
         FIELD % (410, 430, b"lamp", b"/Btn /V /On /AS /On /AP << /N << /On 5 0 R >> >>"),
         FIELD % (440, 480, b"word", b"/Tx /Ff 8192 /V (secret)"),
     ],
-    b"/Annots [6 0 R 7 0 R 8 0 R]",
-    b"/AcroForm << /Fields [6 0 R 7 0 R 8 0 R] >>",
+    page=b"/Annots [6 0 R 7 0 R 8 0 R]",
+    catalogue=b"/AcroForm << /Fields [6 0 R 7 0 R 8 0 R] >>",
 )
-NOTED = pdf_page(
-    [b"<< /Type /Annot /Subtype /Text /Rect [9 9 20 20] /Contents (Ask the mason.) >>"],
-    b"/Annots [6 0 R]",
+NOTED = pdf(
+    [["Name of the keeper:"]],
+    objects=[b"<< /Type /Annot /Subtype /Text /Rect [9 9 20 20] /Contents (Ask the mason.) >>"],
+    page=b"/Annots [6 0 R]",
 )
 SIZES = [
     b"BT /F1 20 Tf 72 720 Td (The Weir) Tj /F1 11 Tf 0 -30 Td (It holds 10) Tj /F1 7 Tf 5 Ts (6) "
@@ -258,11 +239,8 @@ def hebrew_pdf(*lines: Sequence[tuple[int, str]]) -> bytes:
         b"1 begincodespacerange <00> <FF> endcodespacerange "
         b"1 beginbfrange <61> <7B> <05D0> endbfrange endcmap end end"
     )
-    return pdf_page(
-        [b"<< /Length %d >>\nstream\n%s\nendstream" % (len(letters), letters)],
-        drawn=drawn,
-        font=b"/BaseFont /Courier /ToUnicode 6 0 R",
-    )
+    courier = b"/BaseFont /Courier /ToUnicode 6 0 R"
+    return pdf([], [drawn], [stream_of(letters)], font=courier)
 
 
 def _codes(text: str) -> bytes:
