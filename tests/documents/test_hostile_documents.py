@@ -170,11 +170,13 @@ def test_a_far_cell_costs_no_more_than_a_near_one() -> None:
 # What does not end, or takes all memory: a child is ended
 
 
+# minutes of the processor
+SLOW = made.pdf([], [b"BT /F1 1 Tf 1 TL " + b"(word) Tj T* " * 400_000 + b"ET"], times=18)
+
+
 def test_slow_document_is_refused() -> None:
-    drawing = b"BT /F1 1 Tf 1 TL " + b"(word) Tj T* " * 400_000 + b"ET"
-    data = made.pdf([], [drawing])
     with pytest.raises(UnreadableDocument, match=r"^slow\.pdf needs too much memory or time"):
-        read(data, "slow.pdf", replace(LIMITS, seconds=1))
+        read(SLOW, "slow.pdf", replace(LIMITS, seconds=1))
 
 
 def test_document_beyond_the_memory_limit_is_refused() -> None:
@@ -216,8 +218,8 @@ def test_child_imports_nothing_from_the_working_directory(tmp_path: Path) -> Non
 def test_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
     if not TELLS_CHILDREN:
         pytest.skip("the system does not tell the children of a process")
-    slow = tmp_path / "slow.pdf"  # minutes of the processor
-    slow.write_bytes(made.pdf([], [b"BT /F1 12 Tf " + b"(word) Tj T* " * 400_000], times=18))
+    slow = tmp_path / "slow.pdf"
+    slow.write_bytes(SLOW)
     code = (
         "from memstore.documents import read; import sys; read(open(sys.argv[1], 'rb').read(), 'a')"
     )
