@@ -4,7 +4,7 @@ import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 _STYLES = f'<w:styles xmlns:w="{W}">' + "".join(
@@ -34,6 +34,13 @@ def zipped(members: Mapping[str, str | bytes]) -> bytes:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
+    return out.getvalue()
+
+
+def saved(document: Any) -> bytes:
+    """The file of a workbook or a presentation."""
+    out = io.BytesIO()
+    document.save(out)
     return out.getvalue()
 
 
@@ -277,7 +284,7 @@ SYMBOLS = docx_of(
     "<w:r><w:t>1 or 10</w:t></w:r><w:r><w:rPr><w:vertAlign w:val='superscript'/></w:rPr>"
     "<w:t>4</w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>hidden</w:t></w:r></w:p>"
 )
-_MC = "http://schemas.openxmlformats.org/markup-compatibility/2006"
+MC = "http://schemas.openxmlformats.org/markup-compatibility/2006"
 _RUN = "<w:r><w:t xml:space='preserve'>{}</w:t></w:r>".format
 KEPT = docx_of(
     "<w:p><w:pPr><w:pStyle w:val='H2'/><w:rPr><w:vanish/></w:rPr></w:pPr>"
@@ -289,7 +296,7 @@ KEPT = docx_of(
     f"<w:r><w:ruby><w:rt>{_RUN('ことば')}</w:rt><w:rubyBase>{_RUN('言葉')}</w:rubyBase></w:ruby></w:r>"
     "<w:r><w:fldChar w:fldCharType='begin'><w:ffData><w:ddList><w:result w:val='1'/><w:listEntry "
     "w:val='Kent'/><w:listEntry w:val='Devon'/></w:ddList></w:ffData></w:fldChar></w:r></w:p>"
-    f"<w:p><w:r><mc:AlternateContent xmlns:mc='{_MC}'><mc:Choice><w:drawing><x><w:txbxContent><w:p>"
+    f"<w:p><w:r><mc:AlternateContent xmlns:mc='{MC}'><mc:Choice><w:drawing><x><w:txbxContent><w:p>"
     f"{_RUN('In the box')}</w:p></w:txbxContent></x></w:drawing></mc:Choice><mc:Fallback/>"
     "</mc:AlternateContent></w:r></w:p>"
 )
@@ -307,8 +314,8 @@ RENAMED = zipped(
         "[Content_Types].xml": "<Types/>",
         "_rels/.rels": f"<Relationships xmlns='{_PACKAGE}'><Relationship Id='a' Type='{_OFFICE}' "
         "Target='word/document2.xml'/></Relationships>",
-        "word/document2.xml": f'<w:document xmlns:w="{W}"><w:body><w:p><w:r><w:t>At the river.'
-        "</w:t></w:r></w:p></w:body></w:document>",
+        "word/document2.xml": f'<w:document xmlns:w="{W}"><w:body>{_paragraph("At the river.")}'
+        "</w:body></w:document>",
     }
 )
 ODF = (
@@ -330,13 +337,6 @@ NOTED_ODT = ODF.replace("<office:body>", "{}<office:body>").format(
     "<text:span text:style-name='H'>hidden</text:span><office:annotation><creator>Ada</creator>"
     "<text:p>Ask.</text:p></office:annotation> hold.</text:p></office:text>",
 )
-ODS = ODF.format(
-    "<office:spreadsheet><table:table table:name='Fees'>"
-    "<table:table-row><table:table-cell><text:p>City</text:p></table:table-cell><table:table-cell>"
-    "<text:p>Fee</text:p></table:table-cell></table:table-row><table:table-row><table:table-cell "
-    "table:number-columns-repeated='2'><text:p>7</text:p></table:table-cell></table:table-row>"
-    "</table:table></office:spreadsheet>"
-)
 _ROW = "<table:table-row>{}</table:table-row>"
 _CELL = "<table:table-cell><text:p>{}</text:p></table:table-cell>"
 GAPS = ODF.format(
@@ -344,6 +344,9 @@ GAPS = ODF.format(
     + "".join(
         _ROW.format("".join(map(_CELL.format, row)))
         for row in (("City", "Fee", "Year", "Note"), ("", "5", "", "late"), ("a | b", "", "1", "x"))
+    )
+    + _ROW.format(
+        "<table:table-cell table:number-columns-repeated='2'><text:p>7</text:p></table:table-cell>"
     )
     + _ROW.format(
         _CELL.format("Delby")
