@@ -18,9 +18,7 @@ from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, Memstor
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document
 from memstore.store.verify import verify_memory
-from support.synthetic_documents import CHUNK, SIGNATURE, ingest
-
-BUDGET = 1 << 20
+from support.synthetic_documents import BUDGET, CHUNK, SIGNATURE, ingest, opened
 
 
 @pytest.fixture
@@ -75,7 +73,7 @@ def test_links_and_special_files_in_a_memory_are_refused(
         (memory / name).mkdir()
     before = outside.read_bytes() if outside.exists() else None
     refused = pytest.raises((InvalidInput, MemoryNotFound), match=r"regular|holds no memory")
-    with refused, MemoryStore.open(memory, host_budget=BUDGET) as store:
+    with refused, opened(memory) as store:
         store.forget("a")
     assert (outside.read_bytes() if outside.exists() else None) == before
 
@@ -85,10 +83,7 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
     outside = tmp_path / "outside"
     outside.mkdir()
     (memory / "index").symlink_to(outside)
-    with (
-        MemoryStore.open(memory, host_budget=BUDGET) as store,
-        pytest.raises(MemstoreError, match="link"),
-    ):
+    with opened(memory) as store, pytest.raises(MemstoreError, match="link"):
         ingest(store, "b", text=2, tokens=300 * CHUNK, commit_bytes=1 << 20)
         store.build_index()
     assert not list(outside.iterdir())
@@ -111,7 +106,7 @@ def test_rolled_back_meta_pages_are_detected(memory: Path, change: str) -> None:
         struct.pack_into("<Q", data, places[newest], numbers[newest] - 2)
     (memory / "data.mdb").write_bytes(data)
     with pytest.raises(CorruptMemory, match=r"transaction|last pages"):
-        MemoryStore.open(memory, host_budget=BUDGET).close()
+        opened(memory).close()
     assert not verify_memory(memory).clean
 
 
@@ -142,7 +137,7 @@ def test_rewritten_files_preserve_permissions(memory: Path, tmp_path: Path, want
     export.chmod(wanted)
     umask = os.umask(0o000)
     try:
-        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        with opened(memory) as store:
             ingest(store, "b", text=2, tokens=300 * CHUNK, commit_bytes=1 << 20)
             store.compact()
             assert mode(memory / "data.mdb") == wanted
@@ -202,7 +197,7 @@ def test_next_writer_sweeps_only_partial_files_of_killed_processes(
     memory: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("faiss")
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+    with opened(memory) as store:
         ingest(store, "b", text=2, tokens=300 * CHUNK, commit_bytes=1 << 20)
         store.build_index()
     kept = {entry.name for entry in (memory / "index").iterdir()}
@@ -213,7 +208,7 @@ def test_next_writer_sweeps_only_partial_files_of_killed_processes(
         kept.add(name)
     assert len(list(memory.glob("**/*.partial"))) == 4
     with replacement(memory / "index" / "layer-2.idx") as live:
-        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        with opened(memory) as store:
             store.forget("a")
         live.write(b"whole")
     kept.add("layer-2.idx")

@@ -25,7 +25,6 @@ from memstore.store.transfer import export_document
 from memstore.store.verify import verify_memory
 from support import passage_documents
 from support.fork_server import (
-    BUDGET,
     NAMED_ERROR,
     RIGHT,
     TOKENS,
@@ -35,7 +34,15 @@ from support.fork_server import (
     ingest_job,
 )
 from support.selected_documents import create as create_selected
-from support.synthetic_documents import CHUNK, SIGNATURE, check_content, ingest, stored
+from support.synthetic_documents import (
+    BUDGET,
+    CHUNK,
+    SIGNATURE,
+    check_content,
+    ingest,
+    opened,
+    stored,
+)
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "4"))
 FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "24"))
@@ -52,7 +59,7 @@ def new_memory(path: Path) -> Path:
 def check_memory(children: ForkServer, path: Path) -> None:
     """Verify is clean, and every visible document holds a prefix of its text, bit for bit."""
     assert children.run("verify_job", path) == RIGHT
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
+    with opened(path) as store:
         for document in store.documents():
             check_content(store, document, text=int(document.source_hash.split(":")[0]))
             assert document.state == "ready" or document.tokens % CHUNK == 0
@@ -75,7 +82,7 @@ def test_killed_ingest_resumes_to_the_bytes_of_an_uninterrupted_one(
     def expected(number: int) -> dict[str, dict[bytes, bytes]]:
         """What is stored of the document with this number: a kill may cost one."""
         memory = new_memory(tmp_path / f"number {number}")
-        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        with opened(memory) as store:
             for _ in range(1, number):
                 ingest(store, "other", CHUNK)
                 store.forget("other")
@@ -83,7 +90,7 @@ def test_killed_ingest_resumes_to_the_bytes_of_an_uninterrupted_one(
         return stored(memory)
 
     def check(path: Path) -> None:
-        with MemoryStore.open(path, host_budget=BUDGET) as store:
+        with opened(path) as store:
             check_content(store, store.document("book"), text=1)
             number = store.document("book").id
         assert stored(path) == expected(number), f"kill {kills} of seed {SEED}"
@@ -111,7 +118,7 @@ def test_killed_changes_leave_the_old_or_new_state(children: ForkServer, tmp_pat
     chance = random.Random(SEED + 1)
     origin = new_memory(tmp_path / "origin")
     export = tmp_path / "export"
-    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+    with opened(origin) as store:
         ingest(store, "comes", 20 * CHUNK + 5, text=5)
         export_document(store, "comes", export)
         store.forget("comes")
@@ -125,13 +132,13 @@ def test_killed_changes_leave_the_old_or_new_state(children: ForkServer, tmp_pat
         memory = shutil.copytree(origin, tmp_path / str(kill))
         children.kill(chance.uniform(0, seconds), "changes_job", memory, export)
         check_memory(children, memory)
-        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        with opened(memory) as store:
             names = {document.name for document in store.documents()}
             assert {"grows", "changes"} <= names <= {"grows", "changes", "goes", "comes"}
             assert store.document("changes").state == "ready"
         changes_job(str(memory), str(export))
         check_memory(children, memory)
-        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        with opened(memory) as store:
             done = {
                 document.name: (document.state, document.source_hash)
                 for document in store.documents()
@@ -148,7 +155,7 @@ def test_killed_index_build_is_complete_or_absent(children: ForkServer, tmp_path
     pytest.importorskip("faiss")
     chance = random.Random(SEED + 4)
     origin = new_memory(tmp_path / "origin")
-    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+    with opened(origin) as store:
         ingest(store, "book", 300 * CHUNK, commit_bytes=1 << 20)
     seconds = min(
         seconds_of(children, "index_job", shutil.copytree(origin, tmp_path / name))
@@ -158,7 +165,7 @@ def test_killed_index_build_is_complete_or_absent(children: ForkServer, tmp_path
     for kill in range(max(1, KILLS // 2)):
         memory = shutil.copytree(origin, tmp_path / str(kill))
         children.kill(chance.uniform(0, seconds), "index_job", memory)
-        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        with opened(memory) as store:
             check_content(store, store.document("book"), text=1)
             q = torch.ones(SIGNATURE.num_kv_heads, 1, SIGNATURE.head_dim)
             scope = [(store.document("book").id, 0, store.document("book").blocks)]
@@ -175,7 +182,7 @@ def test_killed_index_build_is_complete_or_absent(children: ForkServer, tmp_path
 def test_killed_repair_can_be_repeated(children: ForkServer, tmp_path: Path) -> None:
     chance = random.Random(SEED + 5)
     origin = new_memory(tmp_path / "origin")
-    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+    with opened(origin) as store:
         ingest(store, "kept", 20 * CHUNK + 5, text=1)
         ingest(store, "too", 20 * CHUNK, text=3)
         number = ingest(store, "damaged", 20 * CHUNK, text=2).id
@@ -197,7 +204,7 @@ def test_killed_repair_can_be_repeated(children: ForkServer, tmp_path: Path) -> 
         os.kill(pid, signal.SIGKILL)
         assert children.end() in (RIGHT, -signal.SIGKILL)
         verify_memory(memory, repair=True)
-        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        with opened(memory) as store:
             assert [document.name for document in store.documents()] == ["kept", "too"]
             ingest(store, "after", 5 * CHUNK, text=7)
         check_memory(children, memory)
@@ -214,7 +221,7 @@ def test_killed_repair_can_be_repeated(children: ForkServer, tmp_path: Path) -> 
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A memory with zstd records, free pages, and a document that was replaced."""
     path = new_memory(tmp_path_factory.mktemp("sound") / "memory")
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
+    with opened(path) as store:
         ingest(store, "forgotten", 6 * CHUNK, text=3)
         ingest(store, "one", 12 * CHUNK + 5, text=1)
         store.forget("forgotten")

@@ -24,6 +24,7 @@ from support.fork_server import RIGHT, ForkServer
 from support.selected_documents import FORM
 from support.selected_documents import create as create_selected
 from support.synthetic_documents import (
+    BUDGET,
     CHUNK,
     CHUNK_BLOCKS,
     SETTINGS,
@@ -33,10 +34,10 @@ from support.synthetic_documents import (
     chunk,
     ingest,
     is_whole,
+    opened,
 )
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
-BUDGET = 1 << 20
 SECRET, TEXT, TOKENS = "a name that is to be erased", 77, 40 * CHUNK + 5
 IDS = np.random.default_rng(5).integers(1 << 24, 1 << 31, TOKENS)
 
@@ -106,10 +107,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def path(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path / "memory")
-
-
-def opened(path: Path) -> MemoryStore:
-    return MemoryStore.open(path, host_budget=BUDGET)
 
 
 def check_rest(store: MemoryStore) -> None:

@@ -24,14 +24,7 @@ from support.passage_documents import (
     same,
 )
 from support.selected_documents import create, words
-from support.synthetic_documents import BLOCK, SIGNATURE, is_whole, stored
-
-BUDGET = 1 << 20  # bytes in main memory: the blocks are tiny, and 1 GiB would be millions of slots
-
-
-def opened(place: Path | str) -> MemoryStore:
-    return MemoryStore.open(place, host_budget=BUDGET)
-
+from support.synthetic_documents import BLOCK, BUDGET, SIGNATURE, is_whole, opened, stored
 
 OF_PASSAGES = {"source_hash": "x", "settings": SETTINGS}
 

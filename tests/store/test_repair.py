@@ -17,10 +17,10 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.errors import RESTORE, CorruptMemory, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
-from support.synthetic_documents import CHUNK, SIGNATURE, ingest, is_whole
+from support.synthetic_documents import BUDGET, CHUNK, SIGNATURE, ingest, is_whole
 
 PAGES_APART = int(os.environ.get("MEMSTORE_PAGES_APART", "12"))  # of those that are spoiled
-BUDGET, PAGE = 1 << 20, 4096
+PAGE = 4096
 TEXTS = {"one": 1, "two": 2, "three": 3, "four": 4}
 
 

@@ -10,10 +10,7 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.store.memory_store import MemoryStore
-from support.synthetic_documents import DIM, HEADS, SETTINGS, SIGNATURE, ingest, is_whole
-
-BUDGET = 1 << 20
+from support.synthetic_documents import DIM, HEADS, SETTINGS, SIGNATURE, ingest, is_whole, opened
 
 
 def put(catalog: Catalog, txn: Transaction, name: str) -> None:
@@ -31,10 +28,6 @@ def filled(path: Path, documents: int) -> Path:
     with closing(Catalog.create(path, SIGNATURE)) as catalog:
         catalog.database.write(work)
     return path
-
-
-def opened(path: Path, **options: bool) -> MemoryStore:
-    return MemoryStore.open(path, SIGNATURE, host_budget=BUDGET, **options)
 
 
 def test_readers_that_refresh_often_or_rarely_see_the_same_documents(tmp_path: Path) -> None:

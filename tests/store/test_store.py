@@ -28,6 +28,7 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document
 from support.synthetic_documents import (
     BLOCK,
+    BUDGET,
     CHUNK,
     CHUNK_BLOCKS,
     DIM,
@@ -41,16 +42,12 @@ from support.synthetic_documents import (
     chunk,
     ingest,
     is_whole,
+    opened,
     stored,
     token_ids,
 )
 
 UNIT_BYTES = 2 * BLOCK * DIM * 2
-BUDGET = 1 << 20
-
-
-def reopened(path: Path, **options: object) -> MemoryStore:
-    return MemoryStore.open(path, SIGNATURE, **{"host_budget": BUDGET, **options})
 
 
 # Opening
@@ -90,7 +87,7 @@ def test_document_reads_back_bit_for_bit(path: Path, tokens: int, commit_bytes: 
         document = ingest(store, "book", tokens, commit_bytes=commit_bytes)
         assert (document.state, document.tokens, document.name) == ("ready", tokens, "book")
         check_content(store, document, text=1)
-    with reopened(path, read_only=True) as store:
+    with opened(path, read_only=True) as store:
         assert store.documents() == [document]
         check_content(store, document, text=1)
         assert is_whole(store.path)
@@ -117,7 +114,7 @@ def test_staged_blocks_of_a_lossy_codec_equal_stored_ones(path: Path, codec: str
             staged = lease.k[lease.slots], lease.v[lease.slots]
         assert store.stats()["tiers"]["disk"]["hits"] == 0
         writer.finish()
-    with reopened(path) as store:
+    with opened(path) as store:
         with store.lease(units) as lease:
             assert torch.equal(lease.k[lease.slots], staged[0]) and torch.equal(
                 lease.v[lease.slots], staged[1]
@@ -160,7 +157,7 @@ def test_interrupted_ingest_resumes_to_equal_bytes(
         with pytest.raises(DocumentNotFound):
             scope = [(document.id, 0, 1)]
             store.retrieval.landmarks(scope).keys(1, scope)
-    with MemoryStore.open(tmp_path / "cut", host_budget=BUDGET) as store:
+    with opened(tmp_path / "cut") as store:
         check_content(store, store.document("book"), text=1)
         assert is_whole(store.path)
         writer = store.write_document("book", source_hash=f"1:{tokens}", settings=SETTINGS)
@@ -183,7 +180,7 @@ def test_ingest_is_idempotent_and_refuses_other_content(store: MemoryStore, path
     document = ingest(store, "book", 50)
     before = stored(path)
     assert ingest(store, "book", 50) == document and store.ready(["book", "book"]) == [document]
-    with reopened(path, read_only=True) as reader:
+    with opened(path, read_only=True) as reader:
         assert ingest(reader, "book", 50) == document
     with pytest.raises(DocumentExists, match="replace"):
         ingest(store, "book", 51)
@@ -220,7 +217,7 @@ def test_replacement_serves_the_old_document_until_complete(store: MemoryStore, 
     assert store.document("book") == old and len(store.documents()) == 2
     check_content(store, old, text=1)
     assert is_whole(store.path)
-    with reopened(path) as again:
+    with opened(path) as again:
         assert len(again.documents()) == 2
         done: list[int] = []
         new = ingest(again, "book", 6 * CHUNK, text=2, mode="replace", after_chunk=done.append)
@@ -249,7 +246,7 @@ def test_replacement_serves_the_old_document_until_complete(store: MemoryStore, 
 def test_new_metadata_keep_search_data_and_cached_blocks(store: MemoryStore, path: Path) -> None:
     """If they were dropped, a question in another thread would find the document gone."""
     document = ingest(store, "book", 3 * CHUNK)
-    with reopened(path) as reader:
+    with opened(path) as reader:
         check_content(reader, document, text=1)
         disk = reader.tier_stats()["disk"]
         store.describe("book", {"shelf": "upper"})
@@ -285,7 +282,7 @@ def test_read_only_memory_refuses_writes(path: Path, tmp_path: Path) -> None:
     with MemoryStore.create(path, SIGNATURE) as store:
         document = ingest(store, "book", 60)
         export_document(store, "book", tmp_path / "book.memdoc")
-    with reopened(path, read_only=True) as reader:
+    with opened(path, read_only=True) as reader:
         check_content(reader, document, text=1)
         assert reader.verify().clean
         for change in (
@@ -324,7 +321,7 @@ def test_ingest_on_a_full_disk_stops_and_can_be_resumed(
         check_content(store, second, text=2)
         assert is_whole(store.path)
     small_map.undo()
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
+    with opened(path) as store:
         check_content(store, ingest(store, "second", 400 * CHUNK, text=2), text=2)
 
 

@@ -18,6 +18,7 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document
 from support.fork_server import RIGHT, SEVERAL, ForkServer
 from support.synthetic_documents import (
+    BUDGET,
     CHUNK,
     DIM,
     HEADS,
@@ -28,17 +29,13 @@ from support.synthetic_documents import (
     chunk,
     ingest,
     is_whole,
+    opened,
     stored,
     token_ids,
 )
 
-BUDGET = 1 << 20
 KILLS = 4
 SECONDS = 100  # until a test that waits has failed
-
-
-def reopened(path: Path, **options: object) -> MemoryStore:
-    return MemoryStore.open(path, SIGNATURE, **{"host_budget": BUDGET, **options})
 
 
 @pytest.fixture
@@ -84,7 +81,7 @@ def test_forgetting_in_another_process_is_noticed(
 def test_reader_sees_commits_of_another_process(
     elsewhere: Callable[..., str], store: MemoryStore, path: Path
 ) -> None:
-    with reopened(path, read_only=True) as reader:
+    with opened(path, read_only=True) as reader:
         assert reader.documents() == []
         elsewhere("with MemoryStore.open(arguments[0]) as store: ingest(store, 'book', 100)", path)
         check_content(reader, reader.document("book"), text=1)
@@ -102,7 +99,7 @@ def test_a_commit_is_seen_whose_number_was_known_before_its_rows(
 ) -> None:
     """LMDB tells the number of a commit some milliseconds before new views hold it."""
     ingest(store, "book", CHUNK)
-    with reopened(path) as reader:
+    with opened(path) as reader:
         number = Database.version.fget
 
         def early(database: Database) -> Version:
@@ -121,7 +118,7 @@ def test_documents_are_written_concurrently(path: Path, one_store: bool) -> None
     begun = threading.Barrier(len(sizes))
     with (
         MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store,
-        nullcontext(store) if one_store else reopened(path) as other,
+        nullcontext(store) if one_store else opened(path) as other,
     ):
 
         def write(text: int) -> None:
@@ -151,7 +148,7 @@ def test_documents_are_written_concurrently(path: Path, one_store: bool) -> None
 def test_document_has_one_writer_at_a_time(store: MemoryStore, path: Path) -> None:
     ingest(store, "two", 10)
     with (
-        reopened(path) as again,
+        opened(path) as again,
         store.write_document("one", source_hash="x", settings=SETTINGS) as writer,
         store.write_document("two", source_hash="x", settings=SETTINGS, mode="replace"),
     ):
@@ -182,13 +179,13 @@ def test_killed_writers_leave_documents_absent_resumable_or_ready(
     for trial in range(KILLS):
         children.kill(0.02 + 0.05 * trial, "several_job", path)  # wherever that is
         assert is_whole(path)
-        with reopened(path) as store:
+        with opened(path) as store:
             for document in store.documents():
                 states.add(document.state)
                 assert document.state == "ready" or document.tokens % CHUNK == 0
                 check_content(store, document, text=int(document.name))
     assert children.run("several_job", path) == RIGHT
-    with reopened(path) as store:
+    with opened(path) as store:
         assert [d.state for d in store.documents()] == ["ready"] * len(SEVERAL)
         for document in store.documents():
             assert document.tokens == SEVERAL[int(document.name)]
@@ -199,23 +196,23 @@ def test_stores_of_a_replaced_directory_refuse_to_write(path: Path, tmp_path: Pa
     with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
         ingest(store, "book", 100)
         export_document(store, "book", tmp_path / "export")
-    with reopened(path) as reader, reopened(path) as store:
+    with opened(path) as reader, opened(path) as store:
         document = ingest(store, "next", 50, text=2)
         shutil.rmtree(path)
         with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as other:
             ingest(other, "another", 100, text=3)
             before = stored(path)
-            for opened in (store, reader):
+            for gone in (store, reader):
                 for verb in (
-                    lambda opened=opened: ingest(opened, "more", 100),
-                    lambda opened=opened: import_document(opened, tmp_path / "export", "again"),
-                    lambda opened=opened: opened.forget("book"),
-                    lambda opened=opened: opened.forget("book", erase=True),
-                    opened.compact,
+                    lambda gone=gone: ingest(gone, "more", 100),
+                    lambda gone=gone: import_document(gone, tmp_path / "export", "again"),
+                    lambda gone=gone: gone.forget("book"),
+                    lambda gone=gone: gone.forget("book", erase=True),
+                    gone.compact,
                 ):
                     with pytest.raises(MemoryNotFound, match="replaced"):
                         verb()
-                check_content(opened, document, text=2)
+                check_content(gone, document, text=2)
             assert stored(path) == before
             ingest(other, "more", 30, text=3)  # its lock was given back
     assert is_whole(path)

@@ -27,7 +27,7 @@ from support.passage_documents import (
     passages,
 )
 from support.selected_documents import create, words
-from support.synthetic_documents import is_whole
+from support.synthetic_documents import is_whole, opened
 
 COUNT = 40
 SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "1"))
@@ -174,7 +174,7 @@ def test_passages_of_different_codecs_are_stored_separately(tmp_path) -> None:
         with create(tmp_path / codec, codec=codec) as store:
             ingest(store, "a", 9)
             export_document(store, "a", tmp_path / f"{codec}.file")
-    with MemoryStore.open(tmp_path / "raw", host_budget=1 << 20) as store:
+    with opened(tmp_path / "raw") as store:
         document = import_document(store, tmp_path / "zstd.file", "b")
         assert document.codec == "zstd" and document.bytes != store.document("a").bytes
         for name in ("a", "b"):
@@ -201,7 +201,7 @@ def check_after_kill(children: ForkServer, memory: Path, export: Path) -> None:
     assert children.run("check_job", memory, "read_passages_job") == RIGHT
     assert shared_job(str(memory), str(export)) == RIGHT
     assert read_passages_job(str(memory)) == RIGHT
-    with MemoryStore.open(memory, host_budget=1 << 20) as store:
+    with opened(memory) as store:
         names = {document.name: document.blocks for document in store.documents()}
         assert names == {
             "stays": PASSAGES // 3,
@@ -240,7 +240,7 @@ def test_an_export_or_publication_killed_at_any_call_is_unchanged_or_complete(
 ) -> None:
     rng, (memory, export), told_calls = Random(12), begun, tmp_path / "calls"
     older = tmp_path / "older"
-    with MemoryStore.open(memory, host_budget=1 << 20) as store:
+    with opened(memory) as store:
         export_document(store, "stays", older)
 
     def killed(call: int) -> tuple[int, Path, str]:
@@ -277,7 +277,7 @@ def test_processes_that_write_read_and_forget_the_same_passages_harm_no_document
     assert children.run("crowd_job", tmp_path / "memory", SECONDS, PROCESSES) == RIGHT
     assert children.run("read_passages_job", tmp_path / "memory") == RIGHT
     assert verify_memory(tmp_path / "memory").clean
-    with MemoryStore.open(tmp_path / "memory", host_budget=1 << 20) as store:
+    with opened(tmp_path / "memory") as store:
         store.compact()
         for document in store.documents():
             check_content(store, document, int(document.source_hash.split(":")[0]))
@@ -291,7 +291,7 @@ def test_processes_that_write_read_and_forget_the_same_passages_harm_no_document
 def test_a_computed_passage_of_a_forgotten_document_is_not_cached(tmp_path) -> None:
     with create(tmp_path / "m", codec="raw") as store:
         document = ingest_text(store, "book", 3)
-        with MemoryStore.open(tmp_path / "m", host_budget=1 << 20) as other:
+        with opened(tmp_path / "m") as other:
             other.forget("book")
         held = store.tiers.host.bytes
         k = torch.ones(1, store.signature.head_dim, dtype=torch.float16)

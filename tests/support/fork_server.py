@@ -36,9 +36,8 @@ from memstore.store.transfer import export_document, import_document, publish_me
 from memstore.store.verify import verify_memory
 from support import killed_calls, passage_documents, synthetic_documents
 from support.paths import ROOT, TESTS
-from support.synthetic_documents import CHUNK, check_content, ingest
+from support.synthetic_documents import BUDGET, CHUNK, check_content, ingest, opened
 
-BUDGET = 1 << 20
 TOKENS = 40 * CHUNK + 7
 PASSAGES = 40
 SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
@@ -49,7 +48,7 @@ RIGHT, NAMED_ERROR, WRONG, CRASHED, KILLED = 0, 10, 20, 30, 40
 
 def ingest_job(path: str) -> int:
     """One document, a few chunks a commit."""
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
+    with opened(path) as store:
         ingest(store, "book", TOKENS, commit_bytes=5000)
     return RIGHT
 
@@ -62,7 +61,7 @@ def read_passages_job(path: str) -> int:
 def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) -> int:
     outcome = RIGHT
     try:
-        with MemoryStore.open(path, host_budget=BUDGET) as store:
+        with opened(path) as store:
             for document in store.documents():
                 try:
                     text = int(document.source_hash.split(":")[0])
@@ -78,10 +77,7 @@ def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) ->
 
 def several_job(path: str) -> int:
     """Ingests several documents, one a thread. Each goes on where it was interrupted."""
-    with (
-        MemoryStore.open(path, host_budget=BUDGET) as store,
-        ThreadPoolExecutor(len(SEVERAL)) as pool,
-    ):
+    with opened(path) as store, ThreadPoolExecutor(len(SEVERAL)) as pool:
 
         def write(text: int) -> None:
             ingest(store, str(text), SEVERAL[text], text=text, commit_bytes=5000)
@@ -92,7 +88,7 @@ def several_job(path: str) -> int:
 
 def changes_job(path: str, export: str) -> int:
     """All other kinds of changes to a memory, in order; run again, it does what is left."""
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
+    with opened(path) as store:
         names = {document.name for document in store.documents()}
         ingest(store, "grows", 40 * CHUNK + 9, text=2, mode="replace", commit_bytes=5000)
         ingest(store, "changes", 25 * CHUNK + 3, text=3, mode="replace", commit_bytes=5000)
@@ -106,7 +102,7 @@ def changes_job(path: str, export: str) -> int:
 def shared_job(path: str, export: str) -> int:
     """Change documents that share passages; run again, it does what is left."""
     write = passage_documents.ingest
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
+    with opened(path) as store:
         names = {document.name for document in store.documents()}
         write(store, "copy", PASSAGES, commit_bytes=1500)
         write(store, "changes", PASSAGES // 2, mode="replace", commit_bytes=1500)
@@ -123,7 +119,7 @@ def leave_job(path: str, file: str, url: str) -> int:
     from memstore.share.open_object_store import open_object_store
     from memstore.share.publish import prune, unpublish
 
-    with MemoryStore.open(path, read_only=True, host_budget=BUDGET) as store:
+    with opened(path, read_only=True) as store:
         export_document(store, "goes", file)
         publish_memory(store, url, replace=True)
     unpublish(open_object_store(url), ["stays"])
@@ -194,7 +190,7 @@ def killed_job(told: str, last: str, name: str, *arguments: str) -> int:
 
 def index_job(path: str) -> int:
     """Build the files of an index."""
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
+    with opened(path) as store:
         store.build_index()
     return RIGHT
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,13 @@ SIGNATURE = Signature(
     head_dim=DIM,
     block_size=BLOCK,
 )
+BUDGET = 1 << 20  # bytes in main memory: the blocks are tiny, and 1 GiB would be millions of slots
 OTHER_MODEL = replace(SIGNATURE, weights="ef" * 20)
+
+
+def opened(place: Path | str, **options: Any) -> MemoryStore:
+    """A memory with a small host tier."""
+    return MemoryStore.open(place, **{"host_budget": BUDGET, **options})
 
 
 def token_ids(text: int, first: int, end: int) -> np.ndarray:
