@@ -11,7 +11,6 @@ import torch
 from memstore.errors import InvalidInput, MemstoreError
 from memstore.model.landmark.landmark_model import load_model
 from memstore.model.session import draw
-from memstore.model.source_text import IngestProgress
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import encode_windows
 from support.fork_server import RIGHT, ForkServer
@@ -230,24 +229,6 @@ def test_samples_are_as_frequent_as_the_softmax_says(temperature: float) -> None
     # four standard deviations
     torch.testing.assert_close(share, expected, rtol=0, atol=4 * (0.25 / draws) ** 0.5)
     assert share[5] == 0
-
-
-def test_only_ready_documents_answer_and_the_rest_is_named(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
-
-    def stop(state: IngestProgress) -> None:
-        if state.tokens > 100:
-            raise KeyboardInterrupt
-
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        with pytest.raises(KeyboardInterrupt):
-            model.ingest(text(400), store, name="half", progress=stop)
-        with pytest.raises(InvalidInput, match="no finished document"):
-            model.ask("the", store)
-        with pytest.raises(InvalidInput, match="run ingest again"):
-            model.ask("the", store, documents=["half"])
-        assert model.ingest(text(400), store, name="half").state == "ready"
-        assert model.ask("the", store, documents=["half"], max_new_tokens=1).tokens
 
 
 def test_settings_in_config_json_reach_sessions_but_not_the_signature(tmp_path: Path) -> None:
