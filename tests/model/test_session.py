@@ -14,7 +14,7 @@ from memstore.model.session import draw
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import encode_windows
 from support.fork_server import RIGHT, ForkServer
-from support.rounding import TINY_MODEL, assert_same_to_rounding, rounding
+from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.synthetic_documents import stored
 from support.tiny_model import save_tiny_model, text, tiny_model
 
@@ -159,28 +159,6 @@ def test_the_last_partial_block_is_read_and_its_padding_is_not(tmp_path: Path) -
         ends = {source.block: source for source in answer.sources}
         last = ends[document.blocks - 1]
         assert last.span[1] == len(body.rstrip()) and body.rstrip().endswith(last.text)
-
-
-def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_path: Path) -> None:
-    """What the ingest leaves in main memory is what reading the disk gives, quantised or not."""
-    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0, top_k=8)
-    question = model.tokenizer.encode("the lantern of the captain")
-    logits = {}
-    for codec in ("zstd", "int8"):
-        with MemoryStore.create(tmp_path / codec, model.signature, codec=codec) as store:
-            model.ingest(text(60), store, name="doc")
-            with model.session(store) as session:
-                warm = session.logits(session.feed(question))
-            assert store.stats()["codec"] == codec
-        with (
-            MemoryStore.open(tmp_path / codec, model.signature) as store,
-            model.session(store) as session,
-        ):
-            logits[codec] = session.logits(session.feed(question))
-        assert_same_to_rounding(warm, logits[codec], products=TINY_MODEL)
-    # The test can tell unrounded keys and values from those in int8.
-    lost, largest = logits["int8"] - logits["zstd"], logits["zstd"].max()
-    assert lost.abs().max() > 4 * rounding(torch.float32, TINY_MODEL) * largest
 
 
 def test_a_question_longer_than_a_chunk_and_than_the_host_budget_is_read(tmp_path: Path) -> None:
