@@ -11,7 +11,6 @@ import torch
 from memstore.block import KV_DTYPES, BlockKey, RecordKey
 from memstore.disk.format.codec import CODECS
 from memstore.disk.lmdb.transaction import Transaction, record_key
-from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock
 from memstore.tiers.cascade import DiskTier
@@ -23,7 +22,6 @@ from support.disk_records import (
     HEADS,
     LAYERS,
     ROWS,
-    WRITE,
     decode,
     encode,
     keys_and_values,
@@ -91,19 +89,6 @@ def test_a_record_moved_to_another_key_is_refused(memory):
     slab = new_slab(1)
     with pytest.raises(CorruptBlock, match=r"block 5, layer 1 is damaged .*of block 4, layer 1"):
         disk.read_from([BlockKey(1, 1, 5, 0)], slab, [(0,)])
-
-
-def test_a_memory_may_hold_records_of_several_codecs(memory):
-    catalog, disk = memory
-    other = BlockTable(catalog.signature, "raw")
-    want_k, want_v = keys_and_values(9, 9, 9)
-    key = RecordKey(2, 50, 0)
-    (record,) = other.encode(key, raw_view(want_k)[None], raw_view(want_v)[None], [ROWS], WRITE)
-    catalog.database.write(lambda txn: catalog.blocks.put(txn, key, record))
-    slab = new_slab(2)
-    k, v = slab.unbind(1)
-    disk.read_from([BlockKey(2, 0, 50, 1), BlockKey(2, 0, 1, 1)], slab, [(0,), (1,)])
-    assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(2, 0, 1)[1][1])
 
 
 def test_a_record_of_another_write_is_refused(memory):
