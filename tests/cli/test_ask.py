@@ -139,14 +139,6 @@ def test_sampling_repeats_under_a_seed(store: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_long_question_is_read_in_chunks(store: Path) -> None:
-    question = (OTHER * 4 + "The code of the red fox is").replace("\n", " ")
-    result = run("ask", "-", "--store", store, "--json", stdin=question)
-    assert result.json["answers"][0]["text"] is not None
-    # its own blocks exceed the host tier, which drops the oldest
-    assert run("ask", question, "--store", store, "--json", "--host-budget", "128kB").status == 0
-
-
 def test_chat_answers_line_by_line(store: Path) -> None:
     lines = "Who lives there?\n\nAnd where?\nexit\nNo.\n"
     result = run("chat", "--store", store, "--json", stdin=lines)
