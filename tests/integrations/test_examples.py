@@ -1,7 +1,5 @@
 """The scripts of examples/ work as their docstrings say."""
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,25 +9,13 @@ import pytest
 from memstore.model.landmark.landmark_model import load_model
 from support.diary import ANSWER, DIARY, QUESTION, write_diary
 from support.paths import ROOT
+from support.shown_commands import run
 
 
 def printed(name: str, *arguments: object, directory: Path) -> str:
     """What an example prints, run in a directory with the small model."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name, *map(str, arguments)],
-        cwd=directory,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "MEMSTORE_MODEL": "books-1m",
-            "OPENAI_API_KEY": "",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
+    return run(command, directory, MEMSTORE_MODEL="books-1m", OPENAI_API_KEY="")
 
 
 def test_the_folder_example_ingests_and_answers(tmp_path: Path) -> None:

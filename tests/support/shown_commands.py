@@ -60,13 +60,12 @@ def printed(process: "subprocess.Popen[str]", status: int = 0) -> str:
     return out
 
 
-def run(command: list[str], directory: Path, *, status: int = 0) -> str:
-    """What a command prints, run by that reader."""
+def run(command: list[str], directory: Path, *, status: int = 0, **more: str) -> str:
+    """What a command prints, run by that reader; more: variables that the reader has set."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return printed(
-        subprocess.Popen(command, cwd=directory, env=variables(directory), text=True, **streams),
-        status,
-    )
+    env = variables(directory) | more
+    process = subprocess.Popen(command, cwd=directory, env=env, text=True, **streams)
+    return printed(process, status)
 
 
 def run_again(program: Callable[[], object], words: list[str], directory: Path) -> str:
