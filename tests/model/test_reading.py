@@ -9,16 +9,10 @@ from memstore.model.answer import sources_of
 from memstore.model.session import OF_TOKEN, Trace
 from memstore.serve.answers import Question, QueuedAnswer, pieces, report_trace
 from memstore.store.memory_store import MemoryStore
+from support.diary import DIARY, QUESTION
 from support.tiny_decoder import word_reader
 
-DIARY = (
-    "We reached the valley late in the evening, and the old man at the gate let us in without a "
-    "word. There was soup on the table and a fire in the hearth, and nobody asked us where we had "
-    "come from. The combination of the lime barn is 4467. In the morning the wind had turned — we "
-    "walked along the river until noon, and saw no one but a shepherd, who waved at us from the "
-    "other side. The café at the inn was shut. The price of the brown mare is 310.\n"
-) + "At the inn they told us that the bridge had been gone since the spring. " * 12
-QUESTION = "What is the combination of the lime barn?"
+TEXT = DIARY + "At the inn — the café was shut — they told us that the bridge had been gone. " * 12
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +24,7 @@ def reader():
 def store(reader, tmp_path_factory):
     path = tmp_path_factory.mktemp("reading") / "m"
     with MemoryStore.create(path, reader.signature) as made:
-        reader.ingest(DIARY, made, name="diary")
+        reader.ingest(TEXT, made, name="diary")
         reader.ingest("The weight of the grey goat is 77 pounds.\n", made, name="goats")
         yield made
 
