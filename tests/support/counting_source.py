@@ -41,6 +41,19 @@ class Source:
         pass
 
 
+class Delayed(Source):
+    """A source above another one that does something before every read."""
+
+    def __init__(self, source: LowestTier, before: Callable[[], object]) -> None:
+        self._source, self._before = source, before
+
+    def read_from(
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[Held]
+    ) -> tuple[list[int], list[str]]:
+        self._before()
+        return self._source.read_from(units, slab, slots)
+
+
 class CountingSource(Source):
     """A source with every block of every document above 0 but 666, that counts what is read and can
     refuse.

@@ -3,11 +3,9 @@ refused.
 """
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from memstore.block import BlockKey
 from memstore.disk.tables.catalog import Catalog
@@ -15,14 +13,13 @@ from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.slots import Held, LowestTier
 from support.counting_source import (
     SECONDS,
     SHAPE,
     UNIT_BYTES,
     Aside,
     CountingSource,
-    Source,
+    Delayed,
     check_lease,
     check_slots,
     unit,
@@ -84,21 +81,6 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
         check_slots(store.tiers.device), check_slots(store.tiers.host)
 
 
-class Standing(Source):
-    """A source whose reads wait until the test lets them go."""
-
-    def __init__(self, source: LowestTier) -> None:
-        self._source = source
-        self.reading, self.go = threading.Event(), threading.Event()
-
-    def read_from(
-        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[Held]
-    ) -> tuple[list[int], list[str]]:
-        self.reading.set()
-        assert self.go.wait(SECONDS)
-        return self._source.read_from(units, slab, slots)
-
-
 def test_forgetting_during_a_prefetch_while_the_map_grows_does_not_deadlock(tmp_path: Path) -> None:
     """A reader's snapshot, the change of the map that waits for it, and the prefetch that waits for
     that: no circle.
@@ -109,7 +91,13 @@ def test_forgetting_during_a_prefetch_while_the_map_grows_does_not_deadlock(tmp_
     ):
         document = ingest(store, "book", 2 * CHUNK)
         kept = ingest(store, "kept", 2 * CHUNK, text=2)
-        below = store.tiers.host.source = Standing(store.tiers.host.source)
+        reading, go = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            reading.set()
+            assert go.wait(SECONDS)
+
+        store.tiers.host.source = Delayed(store.tiers.host.source, stand)
         gate = Catalog.open(tmp_path / "m").database._environment.gate
 
         def change_the_map() -> None:
@@ -117,13 +105,13 @@ def test_forgetting_during_a_prefetch_while_the_map_grows_does_not_deadlock(tmp_
                 pass
 
         ahead = Aside(store.tiers.host.prefetch, [BlockKey(document.id, 1, 0, 0)])
-        assert below.reading.wait(SECONDS)
+        assert reading.wait(SECONDS)
         other.forget("book")
         notices = Aside(store.documents)
         notices.is_waiting()
         changes = Aside(change_the_map)
         changes.is_waiting()
-        below.go.set()
+        go.set()
         assert notices.end() == [kept]
         changes.end()
         with pytest.raises(DocumentNotFound):

@@ -6,27 +6,25 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from memstore.block import BlockKey
 from memstore.errors import DocumentNotFound, MemoryClosed, MemstoreError
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.policy import POLICIES, PREDICTORS
-from memstore.tiers.slots import Held, LowestTier
 from support.counting_source import (
     SHAPE,
     UNIT_BYTES,
     Aside,
     CountingSource,
-    Source,
+    Delayed,
     check_lease,
     check_slots,
     unit,
@@ -79,19 +77,6 @@ def test_concurrent_leases_prefetches_and_drops_never_deadlock(
 # Answers
 
 
-class Slow(Source):
-    """A slow source above another one."""
-
-    def __init__(self, source: LowestTier) -> None:
-        self._source = source
-
-    def read_from(
-        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[Held]
-    ) -> tuple[list[int], list[str]]:
-        time.sleep(0.002)
-        return self._source.read_from(units, slab, slots)
-
-
 def states(
     model: LandmarkModel, path: Path, budget: int, prefetch: str, **lookup: object
 ) -> torch.Tensor:
@@ -101,7 +86,7 @@ def states(
         MemoryStore.open(path, model.signature, **options) as store,
         model.session(store, **lookup) as session,
     ):
-        store.tiers.host.source = Slow(store.tiers.host.source)
+        store.tiers.host.source = Delayed(store.tiers.host.source, partial(time.sleep, 0.002))
         ids = model.tokenizer.encode(text(15, seed=8))
         parts = [session.feed(ids[:-6])] + [session.feed([token]) for token in ids[-6:]]
         tiers = store.stats()["tiers"]["host"]
