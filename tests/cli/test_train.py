@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from memstore.model.landmark.landmark_model import read_configuration
 from memstore.model.landmark.transformer import PRESETS, ModelConfig
 from memstore.training import curriculum
 from support.commands import refused, run
@@ -25,20 +26,12 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRESETS, "books", books)
 
 
-@pytest.fixture
-def books(tmp_path: Path) -> Path:
-    from pydoc_data.topics import topics
-
-    (tmp_path / "books.txt").write_text("\n".join(list(topics.values())[:25]))
-    return tmp_path / "books.txt"
-
-
 @pytest.mark.usefixtures("small_training")
 def test_a_trained_model_can_be_asked_and_trained_further(
-    tmp_path: Path, story: Path, books: Path
+    tmp_path: Path, story: Path, book: Path
 ) -> None:
     first, store = tmp_path / "first", tmp_path / "memory"
-    train, briefly = ("train", books, "--out"), ("--minutes", "0.002")
+    train, briefly = ("train", book, "--out"), ("--minutes", "0.002")
     trained = run(*train, first, *briefly, "--json")
     assert trained.status == 0 and trained.json["out"] == str(first)
     assert trained.err.startswith("precision ")
@@ -54,12 +47,24 @@ def test_a_trained_model_can_be_asked_and_trained_further(
     assert tokenizers[0] == tokenizers[1]
 
 
-def test_a_training_run_that_cannot_begin_is_refused(tmp_path: Path, books: Path) -> None:
+@pytest.mark.usefixtures("small_training")
+def test_a_run_is_resumed_in_its_own_shape(tmp_path: Path, book: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for out, begin in ((first, ("--preset", "books")), (second, ("--init", first))):
+        train = ("train", book, "--out", out)
+        for how in (begin, ("--resume",)):
+            assert run(*train, *how, "--minutes", "0.0001").status == 0
+        assert read_configuration(out) == PRESETS["books"]
+        other = run(*train, "--resume", "--preset", "test")
+        refused(other, "begun with another model (num_layers 3, mlp_size 64")
+
+
+def test_a_training_run_that_cannot_begin_is_refused(tmp_path: Path, book: Path) -> None:
     out = tmp_path / "run"
-    refused(run("train", books, "--out", out, "--from-stage", "dense"), "windows, varied")
-    device = run("train", books, "--out", out, "--device", "cuda:99")
+    refused(run("train", book, "--out", out, "--from-stage", "dense"), "windows, varied")
+    device = run("train", book, "--out", out, "--device", "cuda:99")
     refused(device, "'cuda:99'", "choose auto, cuda, mps or cpu")
     assert not out.exists()
     refused(run("train", tmp_path / "none.txt", "--out", out), "none.txt")
-    refused(run("train", books, "--out", out, "--resume"), "no training run")
-    refused(run("train", books, "--out", out, "--init", tmp_path / "none"), "none")
+    refused(run("train", book, "--out", out, "--resume"), "no training run")
+    refused(run("train", book, "--out", out, "--init", tmp_path / "none"), "none")

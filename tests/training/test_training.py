@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
-from typer.testing import CliRunner
 
 from memstore import devices
-from memstore.cli.main import app
 from memstore.errors import InvalidConfig, InvalidWeights
-from memstore.model.landmark.landmark_model import load_checkpoint, read_configuration
-from memstore.model.landmark.transformer import PRESETS
+from memstore.model.landmark.landmark_model import load_checkpoint
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.train import Precision, TrainConfig, train
@@ -118,13 +115,6 @@ def short_stages() -> tuple[Stage, ...]:
     return small(windows, batch=2), small(memory, batch=2, memory_blocks=3)
 
 
-@pytest.fixture
-def _presets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PRESETS, "test", MODEL)
-    monkeypatch.setitem(PRESETS, "books", LARGER)
-    monkeypatch.setattr("memstore.training.curriculum.default_curriculum", short_stages)
-
-
 @pytest.fixture(scope="module")
 def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two, of other words."""
@@ -149,30 +139,6 @@ def killed(run: TrainConfig, book: Path) -> None:
         train(run, [book], report=stop)
     assert {path.name for path in run.out.iterdir()} >= {"tokenizer.json", "tokens"}
     assert not (run.out / "state.pt").exists()
-
-
-@pytest.mark.usefixtures("_presets")
-def test_the_command_resumes_a_run_in_its_own_shape(tmp_path: Path, books: list[Path]) -> None:
-    def command(out: str, *arguments: str) -> Any:
-        given = ["train", str(books[0]), "--out", str(tmp_path / out), "--precision", "float32"]
-        return CliRunner().invoke(app, [*given, *arguments])
-
-    def refused(why: str, out: str, *arguments: str) -> None:
-        told = command(out, "--resume", *arguments)
-        assert told.exit_code == 2 and why in " ".join(told.output.split()), told.output
-
-    begun = command("run", "--preset", "books", "--minutes", "0.0001")
-    assert begun.exit_code == 0, begun.output
-    resumed = command("run", "--resume")
-    assert resumed.exit_code == 0, resumed.output
-    assert read_configuration(tmp_path / "run") == LARGER
-    refused("begun with another model (num_layers 3, mlp_size 64", "run", "--preset", "test")
-
-    weights = str(tmp_path / "run")
-    assert command("of", "--init", weights, "--minutes", "0.0001").exit_code == 0
-    resumed = command("of", "--resume")
-    assert resumed.exit_code == 0, resumed.output
-    assert read_configuration(tmp_path / "of") == LARGER
 
 
 def test_a_new_run_does_not_use_the_tokenizer_of_a_killed_run(
