@@ -63,6 +63,12 @@ def below() -> "CountingSource":
     return CountingSource()
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a memory is made."""
+    return tmp_path / "memory"
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
     """One server for the tests of a file: a memory with one document, `diary`, without keys, on

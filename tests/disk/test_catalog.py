@@ -38,11 +38,6 @@ def make_document(catalog: Catalog, name: str) -> Document:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
-
-
-@pytest.fixture
 def catalog(path: Path) -> Iterator[Catalog]:
     catalog = Catalog.create(path, SIGNATURE)
     yield catalog

@@ -60,11 +60,6 @@ HOLD_WRITER = """
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
-
-
-@pytest.fixture
 def database(path: Path) -> Iterator[Database]:
     with Database.create(path, put(b"a", b"first")) as database:
         yield database

@@ -10,12 +10,6 @@ from support.synthetic_documents import SIGNATURE
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where a memory is made."""
-    return tmp_path / "memory"
-
-
-@pytest.fixture
 def store(path: Path) -> Iterator[MemoryStore]:
     """A memory at `path`, with a small host tier, since its blocks are tiny."""
     with MemoryStore.create(path, SIGNATURE, host_budget=1 << 20) as opened:
