@@ -214,11 +214,6 @@ def verify_job(path: str) -> int:
         return NAMED_ERROR
 
 
-def check_job(path: str, read: str) -> int:
-    """Verifies a memory, and runs another job that reads it."""
-    return verify_job(path) or JOBS[read](path)
-
-
 def python_job(output: str, code: str, *arguments: str) -> int:
     """Run code that sees `arguments`, MemoryStore, load_model, errors and the deterministic
     ingest; it prints to a file.
