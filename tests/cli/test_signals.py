@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import pytest
 
 import memstore.__main__ as program
 from memstore.cli import main
+from support import commands
 from support.commands import ROOT, run, write_model
-from support.forked import forked
 from support.synthetic_documents import is_whole
 
 STOPS = int(os.environ.get("MEMSTORE_STOPS", "2"))  # of each command
@@ -47,18 +48,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(here: Path, work: Path, command: str) -> "subprocess.Popen[bytes]":
+def start(here: Path, work: Path, command: str) -> "subprocess.Popen[str]":
     """Starts a command on a copy of the memory and waits until it handles signals."""
     shutil.copytree(here / "memory", work / "memory")
     (work / "tmp").mkdir()
     words = [word.format(here=here, work=work, memory=work / "memory") for word in command.split()]
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "MEMSTORE_MODEL": str(here / "model"),
-        "TMPDIR": str(work / "tmp"),
-    }
 
     def begin() -> None:
         parse = main.main
@@ -70,15 +64,10 @@ def start(here: Path, work: Path, command: str) -> "subprocess.Popen[bytes]":
         main.main = told
         program.main()
 
-    process = forked(
-        begin,
-        ["memstore", *words],
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+    env = {"MEMSTORE_MODEL": str(here / "model"), "TMPDIR": str(work / "tmp")}
+    streams = {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE}
+    process = commands.start(*words, program=begin, env=env, **streams)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
     return process
 
 

@@ -63,16 +63,20 @@ def run(*arguments: object, stdin: str | bytes = b"") -> Result:
 
 
 def start(
-    *arguments: object, fresh: bool = False, env: Mapping[str, str] = {}, **options: Any
+    *arguments: object,
+    fresh: bool = False,
+    program: Callable[[], object] = command_line,
+    env: Mapping[str, str] = {},
+    **options: Any,
 ) -> "subprocess.Popen[str]":
     """The command in a process of its own, where SIGINT is what it is on a terminal, however the
     tests were started; env: variables that it has beside those of this process. fresh: Python
-    starts anew, not as a fork of this process.
+    starts anew, not as a fork of this process, which calls `program`.
     """
     words = [*map(str, arguments)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
     if not fresh:
-        return forked(command_line, ["memstore", *words], text=True, env=variables, **options)
+        return forked(program, ["memstore", *words], text=True, env=variables, **options)
     return subprocess.Popen(
         [sys.executable, "-m", "memstore", *words],
         text=True,
