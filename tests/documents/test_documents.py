@@ -21,7 +21,6 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, import_document
 from support import made_documents as made
 from support.made_documents import Section
-from support.tiny_model import tiny_model
 
 pytest.importorskip("lxml")
 pytest.importorskip("pypdfium2")
@@ -94,24 +93,6 @@ def test_html_is_converted_as_a_browser_shows_it() -> None:
         "1 | 2\n3 | 4 5\n\n  code\n      more\n\nAfter &bogus; é 😀"
     )
     assert [place.name for place in converted(page.encode(), "a.html").places] == ["One two three"]
-
-
-@pytest.mark.parametrize(
-    ("head", "encoding"),
-    [
-        ('<meta charset="windows-1251">', "windows-1251"),
-        ('<meta http-equiv=Content-Type content="text/html; charset=Shift_JIS">', "shift_jis"),
-        ('<?xml version="1.0" encoding="iso-8859-1"?>', "latin-1"),
-        ("", "utf-8"),
-        ("", "utf-8-sig"),
-        ("", "utf-16"),
-    ],
-)
-def test_html_is_decoded_by_its_declared_charset(head: str, encoding: str) -> None:
-    words = {"windows-1251": "мельница", "shift_jis": "水車小屋", "latin-1": "Mühle"}
-    word = words.get(encoding, "Mühle мельница 水車")
-    page = f"{head}<html><body><p>{word}</p></body></html>"
-    assert text_of(page.encode(encoding), "a.html") == word
 
 
 @pytest.mark.parametrize(
@@ -234,6 +215,19 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         "“yes” \ufffd",
         "bytes that are no cp1252 text are marked with \ufffd (1)",
     ),
+    "charset.html": ('<meta charset="windows-1251"><p>мельница'.encode("cp1251"), "мельница"),
+    "equiv.html": (
+        '<meta http-equiv=Content-Type content="text/html; charset=Shift_JIS"><p>水車小屋'.encode(
+            "shift_jis"
+        ),
+        "水車小屋",
+    ),
+    "prolog.html": (
+        '<?xml version="1.0" encoding="iso-8859-1"?><html><p>Mühle'.encode("latin-1"),
+        "Mühle",
+    ),
+    "signed.html": ("<html><p>Mühle 水車".encode("utf-8-sig"), "Mühle 水車"),
+    "marked.html": ("<html><p>Mühle 水車".encode("utf-16"), "Mühle 水車"),
     "wide.html": (b"<meta charset=shift_jis><p>\x87\x40", "①"),
     "unmarked.html": ("<html><p>Tide gate".encode("utf-16-be"), "Tide gate"),
     "mühle.txt": (
@@ -516,11 +510,6 @@ def test_every_word_keeps_its_headings(
     for word, place in where.items():
         at = document.text.index(word)
         assert places.at(at, at + len(word)) == place
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> object:
-    return tiny_model(tmp_path_factory.mktemp("model") / "model")
 
 
 def test_every_character_keeps_its_place_after_tokenisation_and_reopening(
