@@ -10,12 +10,12 @@ import memstore
 from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
+from support.passage_reader import keys_and_values
 from support.rounding import rounding
 from support.tiny_decoder import decoder, learned_selector, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
-from memstore.block import BlockKey
 from memstore.cli.main import app
 from memstore.cli.options import ModelOptions, opened
 from memstore.disk.format.document import Place
@@ -51,18 +51,6 @@ def store(reader, tmp_path):
         yield memory
 
 
-def stored(store, name):
-    """Everything that is stored of a document's keys and values, by block."""
-    document = store.document(name)
-    found = {}
-    for block in range(document.blocks):
-        ((number, at),) = store.retrieval.stored_at([(document.id, block)])
-        with store.lease([BlockKey(number, 0, at, 0)]) as lease:
-            rows, keys, values = lease.tokens()
-            found[block] = rows[keys], rows[values]
-    return found
-
-
 def test_the_passage_that_answers_a_question_is_chosen_and_cited(reader, store):
     answer = reader.ask(QUESTION, store, max_new_tokens=3)
     source = answer.sources[0]
@@ -95,7 +83,7 @@ def test_a_resumed_ingest_stores_the_same_as_an_uninterrupted_one(reader, tmp_pa
     reader.ingest(TEXT, made[1], progress=resumed.append, **options)
     read = made[0].passages("inventory")[: 16 * chunks]
     assert resumed[0].resumed_tokens == sum(len(passage.ids) for passage in read)
-    whole, parts = (stored(memory, "inventory") for memory in made)
+    whole, parts = (keys_and_values(memory, "inventory") for memory in made)
     assert whole.keys() == parts.keys() and len(whole) > 20
     # Other passages are computed together. Where that moves a number across a boundary, it is a
     # float16 or a step of int8 away.

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from memstore.block import BlockKey
 from memstore.compute import Compute
 from memstore.errors import InvalidConfig
 from memstore.hf import quantized_weights
@@ -29,6 +28,7 @@ from memstore.hf.quantized_weights import (
 from memstore.model.passages.adaptation import UNADAPTED, Adaptation
 from memstore.model.passages.selector import Selector
 from memstore.store.memory_store import MemoryStore
+from support.passage_reader import keys_and_values
 from support.tiny_decoder import decoder, of_kind, tokenizer
 
 OUT, IN = 48, 96
@@ -163,17 +163,10 @@ def test_stored_keys_and_values_are_not_computed_with_quantized_weights(tmp_path
         with generating(weights, tmp_path) as (reader, store):
             reader.ingest("The inn is closed.", store, name="first", keep="kv")
             reader.ask("Is the inn closed?", store, max_new_tokens=6)  # makes them
-            document = reader.ingest(TEXT, store, name="inventory", keep="kv")
-            units = [
-                BlockKey(number, 0, at, 0)
-                for number, at in store.retrieval.stored_at(
-                    [(document.id, block) for block in range(document.blocks)]
-                )
-            ]
-            with store.lease(units) as lease:
-                rows, keys, values = lease.tokens()
-                stored[weights] = rows[keys], rows[values]
-    assert all(torch.equal(*pair) for pair in zip(stored["full"], stored["int4"]))
+            reader.ingest(TEXT, store, name="inventory", keep="kv")
+            stored[weights] = keys_and_values(store, "inventory")
+    for block, halves in stored["full"].items():
+        assert all(map(torch.equal, halves, stored["int4"][block]))
 
 
 @pytest.mark.parametrize(  # kinds whose linear layers differ: with biases, joined, of experts

@@ -1,5 +1,8 @@
 """A tiny passage model and a memory of an inventory."""
 
+from torch import Tensor
+
+from memstore.block import BlockKey
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import learned_selector, word_reader
 
@@ -22,3 +25,15 @@ def memory(reader, tmp_path, **options):
     store = MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps, **options)
     reader.ingest(DOCUMENT, store, name="inventory", keep="kv")
     return store
+
+
+def keys_and_values(store: MemoryStore, name: str) -> dict[int, tuple[Tensor, Tensor]]:
+    """Everything that is stored of a document's keys and values, by block."""
+    document = store.document(name)
+    found = {}
+    for block in range(document.blocks):
+        ((number, at),) = store.retrieval.stored_at([(document.id, block)])
+        with store.lease([BlockKey(number, 0, at, 0)]) as lease:
+            rows, keys, values = lease.tokens()
+            found[block] = rows[keys], rows[values]
+    return found
