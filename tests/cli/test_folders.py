@@ -3,7 +3,6 @@ skipped, --sync forgets deleted ones, and a bad file does not stop the others.
 """
 
 import os
-from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -27,20 +26,6 @@ def notes(tmp_path: Path) -> Path:
     for name in ("a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt"):
         write(tmp_path / "notes" / name, f"This is {name}. " * 5)
     return tmp_path / "notes"
-
-
-@pytest.fixture
-def conversions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of files, as they are converted."""
-    names: list[str] = []
-    inner = model_text.read
-
-    def read(data: Any, name: str) -> Any:
-        names.append(Path(name).name)
-        return inner(data, name)
-
-    monkeypatch.setattr(model_text, "read", read)
-    yield names
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -85,7 +70,14 @@ def test_documents_of_a_folder_are_named_by_relative_paths(notes: Path, tmp_path
     assert read_in(tmp_path / "y", notes / "e\u0301.txt") == {"\xe9.txt": "read"}
 
 
-def test_only_changed_files_are_read_again(tmp_path: Path, conversions: list[str]) -> None:
+def test_only_changed_files_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversions, inner = list[str](), model_text.read
+
+    def read(data: Any, name: str) -> Any:
+        conversions.append(Path(name).name)
+        return inner(data, name)
+
+    monkeypatch.setattr(model_text, "read", read)
     pages, store = tmp_path / "pages", tmp_path / "m"
     for name in "abc":
         body = [Section(1, f"Page {name}", [f"The words of {name}."])]

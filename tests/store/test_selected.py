@@ -59,20 +59,15 @@ def test_import_into_a_memory_of_another_selector_is_refused(
 # Checking
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("selected") / "memory"
-    with create(path) as store:
-        ingest(store, "one", 300, commit_bytes=1 << 20)
-        ingest(store, "two", 40, text=2, commit_bytes=1 << 20)
-    return path
-
-
 def problems(path: Path) -> list[str]:
     return [problem.what for problem in verify_memory(path).problems]
 
 
-def test_verify_misses_no_run_that_is_missing_or_extra(sound: Path, path: Path) -> None:
+def test_verify_misses_no_run_that_is_missing_or_extra(path: Path) -> None:
+    sound = path.with_name("sound")
+    with create(sound) as store:
+        ingest(store, "one", 300, commit_bytes=1 << 20)
+        ingest(store, "two", 40, text=2, commit_bytes=1 << 20)
     catalog = Catalog.open(sound, read_only=True)
     with catalog.database.read() as txn:
         keys = [key for key, _ in txn.scan("landmarks")]
