@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from memstore.model.landmark.landmark_model import LandmarkModel
     from support.counting_source import CountingSource
     from support.fork_server import ForkServer
     from support.serving import Served
@@ -88,6 +89,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.commands import write_model
 
     return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> "LandmarkModel":
+    """A tiny landmark model of random weights."""
+    from support.tiny_model import tiny_model
+
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="session")

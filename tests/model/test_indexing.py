@@ -13,7 +13,7 @@ from memstore.errors import InvalidInput, ReadOnlyMemory
 from memstore.index import landmark_index
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
-from support.tiny_model import save_tiny_model, text, tiny_model
+from support.tiny_model import save_tiny_model, text
 
 LAYER = 1
 WORDS = 1500  # more than the 256 blocks that are worth an engine
@@ -23,11 +23,6 @@ WORDS = 1500  # more than the 256 blocks that are worth an engine
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines are asked, however few keys there are."""
     monkeypatch.setattr(landmark_index, "_LEAST_ASKED", 1)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
-    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,6 @@ PHRASE = "Zebras juggle eighteen purple umbrellas"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def memory(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("memory") / "m"
     with MemoryStore.create(path, model.signature) as store:
