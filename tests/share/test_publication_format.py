@@ -5,7 +5,7 @@ MEMSTORE_PUBLISHED_HOSTILE sets the number of examples.
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -28,11 +28,9 @@ from memstore.share.manifest import MAGIC, manifest_name, read_manifest, read_ne
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import PublishedDocument, export_document, publish_memory
 from memstore.store.verify import verify_published
-from support import passage_documents, synthetic_documents
 from support.crafted import WRONG, changed, damaged, places
 from support.places import WatchedPlace, in_memory
-from support.publishing import copy_of, send
-from support.selected_documents import create as create_selected
+from support.publishing import KINDS, copy_of, send
 from support.synthetic_documents import SIGNATURE, ingest
 
 EXAMPLES = int(os.environ.get("MEMSTORE_PUBLISHED_HOSTILE", "25"))
@@ -61,13 +59,7 @@ class Publication:
             self.place.inner.put(name, data)
 
 
-KINDS: dict[str, tuple[Callable[[Path], MemoryStore], Callable[..., object]]] = {
-    "blocks": (lambda path: MemoryStore.create(path, SIGNATURE), synthetic_documents.ingest),
-    "passages": (create_selected, passage_documents.ingest),
-}
-
-
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=KINDS)
 def publication(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Publication]:

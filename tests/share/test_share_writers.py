@@ -16,11 +16,8 @@ from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import PublishedDocument
 from memstore.store.verify import verify_published
-from support import passage_documents, synthetic_documents
 from support.places import Killed, WatchedPlace, in_memory
-from support.publishing import copy_of, segments, send
-from support.selected_documents import create as create_selected
-from support.synthetic_documents import SIGNATURE
+from support.publishing import KINDS, copy_of, segments, send
 
 State = tuple[int, dict[str, int]]
 """Number of the newest manifest, and tokens by document."""
@@ -45,7 +42,7 @@ OTHERS: dict[str, Work] = {
 }
 
 
-@pytest.fixture(scope="module", params=["blocks", "passages"])
+@pytest.fixture(scope="module", params=KINDS)
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[MemoryStore, WatchedPlace]]:
@@ -53,10 +50,9 @@ def made(
     is new.
     """
     path, place = tmp_path_factory.mktemp("crash") / "memory", WatchedPlace(in_memory())
-    passages = request.param == "passages"
-    ingest = passage_documents.ingest if passages else synthetic_documents.ingest
-    size = 1 if passages else 4  # tokens of a block
-    with create_selected(path) if passages else MemoryStore.create(path, SIGNATURE) as store:
+    create, ingest = KINDS[request.param]
+    size = 1 if request.param == "passages" else 4  # tokens of a block
+    with create(path) as store:
         for text, name in enumerate("ab", 1):
             ingest(store, name, 9 * size, text=text)
             send(store, place, name)

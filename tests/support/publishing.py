@@ -1,5 +1,6 @@
 """Publishing a test's memory, changing the publication, and comparing it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,15 @@ from memstore.share.segments import SEGMENT_BYTES
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import export_document, pull_document
 from memstore.store.verify import verify_published
+from support import passage_documents, selected_documents, synthetic_documents
 from support.places import WatchedPlace, in_memory
+from support.synthetic_documents import SIGNATURE
+
+KINDS: dict[str, tuple[Callable[[Path], MemoryStore], Callable[..., object]]] = {
+    "blocks": (lambda path: MemoryStore.create(path, SIGNATURE), synthetic_documents.ingest),
+    "passages": (selected_documents.create, passage_documents.ingest),
+}
+"""Makes a memory of that kind, and ingests a document into it."""
 
 
 def send(
