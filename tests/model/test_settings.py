@@ -36,19 +36,13 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 ]
 
 
-def test_settings_out_of_range_are_refused_by_name(tmp_path: Path) -> None:
+def test_settings_out_of_range_and_questions_that_are_no_text_are_refused(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         model.ingest("the quiet river", store, name="book")
         for setting, message in REFUSED:
             with pytest.raises(InvalidInput, match=message):
                 model.ask("who?", store, **setting)
-
-
-def test_questions_and_phrases_must_be_text(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        model.ingest("the quiet river", store, name="book")
         with pytest.raises(InvalidInput, match="the question must be text, is None"):
             model.ask(None, store)
         with pytest.raises(InvalidInput, match="the phrase must be text, is 5"):
