@@ -35,8 +35,9 @@ from memstore.model.source_text import Text
 from memstore.store.chunks import finite
 from memstore.store.writer import DocumentWriter, Known
 
-_TOKENS = 256  # of a pass at most: as fast as more on a CPU
-_TOKENS_GPU = 1024  # of which a GPU computes longer than Python takes to launch what it computes
+# Tokens of a pass at most: of which a GPU computes longer than Python takes to launch what it
+# computes, and the threads of a CPU longer than they wait for one another
+_TOKENS = 1024
 
 
 class Encoded(NamedTuple):
@@ -73,10 +74,9 @@ def encode(
     """
     layer = reader.selector.layer if layer is None else layer
     adapt = reader.adapted_passages if adapt is None else adapt
-    most = _TOKENS if reader.device.type == "cpu" else _TOKENS_GPU
     waiting: list[Sequence[int]] = []
     for ids in passages:
-        if waiting and sum(map(len, waiting)) + len(ids) > most:
+        if waiting and sum(map(len, waiting)) + len(ids) > _TOKENS:
             yield from _encode(reader, waiting, layers, layer, adapt)
             waiting = []
         waiting.append(ids)
