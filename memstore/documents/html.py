@@ -148,7 +148,7 @@ class Walk:
             yield from self._flush()
         if parent is not None and parent.tag in _FORMULA and parent[0] is not node:
             self._line.append(_FORMULA[parent.tag][0 if parent[1] is node else -1])
-        self._line.append(_brackets(tag, node)[0])
+        self._add_bracket(_brackets(tag, node)[0])
         if tag in ("td", "th"):
             self._in_cell = bool(self._tables) and self._tables[-1] is not None
         elif tag == "br":
@@ -179,8 +179,12 @@ class Walk:
         elif tag == "p" and node.get("class", "").startswith(ITEM):
             self._item, self._prefix = True, "  " * int(node.get("class")[len(ITEM) :])
 
+    def _add_bracket(self, bracket: str) -> None:
+        if bracket:  # what stands before a raised number is told by the last pieces
+            self._line.append(bracket)
+
     def _end(self, tag: str, node: Any) -> Iterator[Block]:
-        self._line.append(_brackets(tag, node)[1])
+        self._add_bracket(_brackets(tag, node)[1])
         if tag in ("sup", "sub") and self._marks:
             mark = self._marks.pop()
             text, before = "".join(self._line[mark:]), "".join(self._line[:mark][-3:])[-20:]

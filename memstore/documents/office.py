@@ -145,9 +145,7 @@ def _shown(value: Any, form: str) -> str:
             places, shown = places[:-1], shown[:-1]
 
     def written(found: re.Match[str]) -> str:
-        return (
-            shown.rstrip(".") if found[1] else found[found.lastindex or 0] * bool(found.lastindex)
-        )
+        return shown.rstrip(".") if found[1] else found[2] or found[3] or found[4] or ""
 
     return "-" * (value < 0) + _FORM.sub(written, form).strip()
 

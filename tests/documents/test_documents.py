@@ -181,6 +181,7 @@ SEEN: dict[str, tuple[bytes, *tuple[str, ...]]] = {
         "<p>cells<sup>1,3–5</sup>, 10<sup>1,5</sup>".encode(),
         "cells[1,3–5], 10^1,5",
     ),
+    "deep.html": ("<p><span><b>10</b></span><sup>6</sup>".encode(), "10^6"),
     "ruby.html": ("<p><ruby>言葉<rt>ことば</rt></ruby>".encode(), "言葉(ことば)"),
     "letters.html": ("<p>o\ufb03ce ＡＢ\u00adC m² 2½".encode(), "office ABC m^2 2½"),
     "arabic.html": ("<p>\ufedf\ufe8e".encode(), "\u0644\u0627"),
