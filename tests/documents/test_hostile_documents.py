@@ -18,14 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.document import pack_places
-from memstore.documents import Converted, read
-from memstore.documents.child import convert
+from memstore.documents import read
 from memstore.documents.converted import LIMITS, Limits
-from memstore.documents.detect import form_of
 from memstore.errors import UnreadableDocument
 from support import made_documents as made
 from support.crafted import damaged
-from support.made_documents import Section
+from support.made_documents import Section, converted
 from support.processes import TELLS_CHILDREN, children_of, processor_seconds, runs
 
 pytest.importorskip("lxml")
@@ -52,15 +50,10 @@ BOMB = (
 OUTSIDE = "<!DOCTYPE x [<!ENTITY i SYSTEM 'file:///etc/passwd'>]>"
 
 
-def here(data: bytes, name: str, limits: Limits = LIMITS) -> Converted:
-    """Reads a document in this process."""
-    return convert(data, form_of(data, name), limits)
-
-
 def refused(data: bytes, name: str, *words: str, limits: Limits = LIMITS) -> None:
     """Reading it is refused, in one line that holds these words."""
     with pytest.raises(UnreadableDocument) as said:
-        here(data, name, limits)
+        converted(data, name, limits)
     assert "\n" not in str(said.value) and all(word in str(said.value) for word in words), said
 
 
@@ -101,11 +94,11 @@ def test_external_references_are_not_read(tmp_path: Path) -> None:
         f'<!DOCTYPE html [<!ENTITY i SYSTEM "{url}">]><html><body>&i;<p>words</p>'
         f'<iframe src="{url}"></iframe><object data="{url}"></object><link href="{url}"></html>'
     )
-    assert "never" not in here(page.encode(), "a.html").text
+    assert "never" not in converted(page.encode(), "a.html").text
     chapter = f'<!DOCTYPE html SYSTEM "{url}"><html><body><p>words</p></body></html>'
     include = f'<xi:include xmlns:xi="http://www.w3.org/2001/XInclude" href="{url}" parse="text"/>'
     chapters = [chapter, chapter.replace("words", include), f"<html><p>{include}</p></html>"]
-    assert "never" not in here(made.epub_of(chapters), "a.epub").text
+    assert "never" not in converted(made.epub_of(chapters), "a.epub").text
     spine = {
         "OEBPS/book.opf": f'<package><manifest><item id="a" href="{url}" '
         'media-type="application/xhtml+xml"/><item id="b" href="../../../../../../etc/passwd" '
@@ -118,7 +111,7 @@ def test_external_references_are_not_read(tmp_path: Path) -> None:
     )
     target = f"<R><Relationship Id='r1' TargetMode='External' Target='{url}'/></R>"
     data = made.docx_of(linked, **{"word/_rels/document.xml.rels": target, "../outside.xml": "no"})
-    assert here(data, "a.docx").text == "words\n"
+    assert converted(data, "a.docx").text == "words\n"
 
 
 def test_too_long_texts_are_refused() -> None:
@@ -141,10 +134,10 @@ def test_deep_and_wide_documents_are_read_or_refused() -> None:
     table = "<table>" + "<tr><td rowspan=65000 colspan=65000>a" * 2000
     for page in ("<div>" * 100_000 + "x", "<sup>" * 9000 + "1", table, "<li>" * 9000):
         with suppress(UnreadableDocument):
-            assert len(here(page.encode(), "a.html").text) < 10_000_000
+            assert len(converted(page.encode(), "a.html").text) < 10_000_000
     for body in ("<w:p>" * 3000 + "</w:p>" * 3000, "<w:tbl><w:tr><w:tc>" * 900):
         with suppress(UnreadableDocument):
-            here(made.docx_of(body), "a.docx")
+            converted(made.docx_of(body), "a.docx")
     cell = "<table-cell number-columns-repeated='99'><p>a</p></table-cell>"
     rows = f"<table-row number-rows-repeated='99'>{cell}</table-row>" * 99
     sheets = f"<o><body><spreadsheet><table name='a'>{rows}</table></spreadsheet></body></o>"
@@ -155,7 +148,7 @@ def test_deep_and_wide_documents_are_read_or_refused() -> None:
 @pytest.mark.parametrize("rows", [1, 20, 2000])
 def test_a_cell_with_a_huge_span_is_read_once(rows: int) -> None:
     row = "<tr>" + "<td rowspan=65000 colspan=65000>a" * (2000 // rows)
-    text = here(f"<table>{row * rows}</table>".encode(), "a.html").text
+    text = converted(f"<table>{row * rows}</table>".encode(), "a.html").text
     assert text.count("a") >= 2000 and len(text) < 500_000
 
 
@@ -163,7 +156,7 @@ def test_a_far_cell_costs_no_more_than_a_near_one() -> None:
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     book.active["XFD1048576"] = "far"
-    assert here(made.saved(book), "a.xlsx").text.strip().endswith("far")
+    assert converted(made.saved(book), "a.xlsx").text.strip().endswith("far")
 
 
 # What does not end, or takes all memory: a child is ended
@@ -274,7 +267,7 @@ def test_a_damaged_document_is_converted_or_refused(name: str, draw: st.DataObje
     else:
         data = draw.draw(damaged(data))
     try:
-        document = here(data, name, replace(SMALL, pages=50))
+        document = converted(data, name, replace(SMALL, pages=50))
     except UnreadableDocument as error:
         assert "\n" not in str(error)
         return

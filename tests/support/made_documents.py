@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from memstore.documents import Converted
+from memstore.documents.child import convert
+from memstore.documents.converted import LIMITS, Limits
+from memstore.documents.detect import form_of
+
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 _STYLES = f'<w:styles xmlns:w="{W}">' + "".join(
     f'<w:style w:type="paragraph" w:styleId="H{level}"><w:name w:val="heading {level}"/></w:style>'
@@ -26,6 +31,18 @@ class Section(NamedTuple):
     level: int
     title: str
     paragraphs: Sequence[str]
+
+
+BOOK = [
+    Section(1, "The Mill", ["The mill stands at the river.", "Nobody has worked there for years."]),
+    Section(2, "The Ferry", ["The ferry crosses at nine, and once more at noon."]),
+    Section(1, "The Inn", ["At the inn they said that the bridge was gone."]),
+]
+
+
+def converted(data: bytes, name: str, limits: Limits = LIMITS) -> Converted:
+    """A document as this process reads it."""
+    return convert(data, form_of(data, name), limits)
 
 
 def zipped(members: Mapping[str, str | bytes]) -> bytes:
