@@ -78,7 +78,8 @@ def open_memory(
                 raise
             _check_free(expanded(path))  # before a model is loaded
             reader = loaded or reader_named(named or default_name(), compute=compute)
-            new: dict[str, Any] = {"codec": codec or reader.codec, "selector": reader.keeps}
+            codec = reader.codec if codec is None else codec
+            new: dict[str, Any] = {"codec": codec, "selector": reader.keeps}
             store = MemoryStore.create(path, reader.signature, exist_ok=True, **new, **opening)
             stack.enter_context(store)
         else:

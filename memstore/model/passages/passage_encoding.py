@@ -35,8 +35,8 @@ from memstore.model.source_text import Text
 from memstore.store.chunks import finite
 from memstore.store.writer import DocumentWriter, Known
 
-# Tokens of a pass at most: of which a GPU computes longer than Python takes to launch what it
-# computes, and the threads of a CPU longer than they wait for one another
+# The most tokens of a forward pass: enough that a GPU computes longer than Python takes to launch
+# its kernels, and that the threads of a CPU compute longer than they wait for one another
 _TOKENS = 1024
 
 
